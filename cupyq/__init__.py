@@ -1,0 +1,1 @@
+"""Quantized matrix multiplication on NVIDIA GPUs for NumPy and CuPy."""
