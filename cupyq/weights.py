@@ -1,0 +1,485 @@
+"""`QuantizedWeight` and the way in and out of the packed layout: `pack`, `unpack`, `save`, `load`."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import layout
+from .arrays import (
+    BFLOAT16,
+    FLOAT8,
+    FLOAT16,
+    FLOAT32,
+    Array,
+    common_namespace,
+    device_of,
+    first_position,
+    is_cupy,
+    namespace_of,
+    place_name,
+)
+from .errors import ArgumentError, CupyqError, DTypeError, FormatError, NotInstalled, ShapeError
+
+SCHEMES = ("w4a16", "w8a8-int8", "w8a8-fp8")
+GROUP_SIZES = (16, 32, 64, 128, 256)
+ZERO4 = 8
+"""Zero point of symmetric 4-bit codes 0..15."""
+LAYOUT_VERSION = 1
+_FORMAT_NAME = "cupyq-weight"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class QuantizedWeight:
+    """A (K, N) weight in quantized, packed form: NumPy arrays, or CuPy arrays of one device.
+
+    Made by :func:`cupyq.quantize`, :func:`cupyq.pack`, :meth:`load` or a reader of `cupyq.formats`. The constructor
+    checks dtypes, shapes and places, not values.
+
+    Attributes
+    ----------
+    scheme : str
+        "w4a16", "w8a8-int8" or "w8a8-fp8".
+    k, n : int
+        Input features (the reduced axis) and output features.
+    group_size : int
+        Consecutive k that share a scale: 16, 32, 64, 128, 256, or -1 for the whole column.
+    symmetric : bool
+        Whether the zero point is fixed: 8 for 4-bit codes, 0 for 8-bit codes.
+    packed : (ceil(N/16), ceil(K/64), 32, 4) uint32 (w4a16) or (ceil(N/16), ceil(K/32), 32, 4) uint32 (w8a8)
+        Codes, in the layout of :mod:`cupyq.layout`.
+    scales : (ceil(N/16), G, 16) float16 or bfloat16 (w4a16), or float32 with G = 1 (w8a8)
+    zeros : (ceil(N/16), G, 16) uint8, or None when symmetric
+    perm : (K,) int32, or None
+        Act order: packed row i multiplies column ``perm[i]`` of x.
+    """
+
+    scheme: str
+    k: int
+    n: int
+    group_size: int
+    symmetric: bool
+    packed: Array
+    scales: Array
+    zeros: Array | None = None
+    perm: Array | None = None
+
+    def __post_init__(self) -> None:
+        check_scheme(self.scheme)
+        for name in ("k", "n"):
+            object.__setattr__(self, name, _whole(getattr(self, name), name, at_least=1 if name == "k" else 0))
+        object.__setattr__(self, "group_size", check_group_size(self.group_size, self.scheme))
+        common_namespace(packed=self.packed, scales=self.scales, zeros=self.zeros, perm=self.perm)
+        _expect(self.packed, "packed", layout.packed_shape(self.k, self.n, self.bits), (np.dtype(np.uint32),))
+        strip_groups = (layout.strips(self.n), self.groups, layout.STRIP)
+        _expect(self.scales, "scales", strip_groups, scale_dtypes(self.scheme))
+        if not self.symmetric and self.scheme != "w4a16":
+            raise ArgumentError(f"symmetric must be True for {self.scheme}: its codes have no zero points")
+        if self.symmetric != (self.zeros is None):
+            raise ArgumentError(
+                f"symmetric={self.symmetric} does not fit zeros={'None' if self.zeros is None else 'an array'}: "
+                "zeros are None exactly when the weight is symmetric"
+            )
+        object.__setattr__(self, "symmetric", bool(self.symmetric))
+        if self.zeros is not None:
+            _expect(self.zeros, "zeros", strip_groups, (np.dtype(np.uint8),))
+        if self.perm is not None:
+            _expect(self.perm, "perm", (self.k,), (np.dtype(np.int32),))
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code: 4 or 8."""
+        return 4 if self.scheme == "w4a16" else 8
+
+    @property
+    def groups(self) -> int:
+        """Groups along K: ceil(K / group_size), or 1."""
+        return group_count(self.k, self.group_size)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(K, N)."""
+        return self.k, self.n
+
+    @property
+    def scale_dtype(self) -> np.dtype:
+        """Dtype of the stored scales."""
+        return np.dtype(self.scales.dtype)
+
+    @property
+    def device(self) -> int | None:
+        """CUDA ordinal that holds the arrays, or None for host memory."""
+        return device_of(self.packed)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, padding included."""
+        return sum(int(a.nbytes) for a in (self.packed, self.scales, self.zeros, self.perm) if a is not None)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits, scales, zeros and padding included, per weight."""
+        return 8 * self.nbytes / max(self.k * self.n, 1)
+
+    def __repr__(self) -> str:
+        grid = "one group a column" if self.group_size == -1 else f"group_size={self.group_size}"
+        kind = "symmetric" if self.symmetric else "asymmetric"
+        order = ", act order" if self.perm is not None else ""
+        return (
+            f"QuantizedWeight({self.scheme}, K={self.k}, N={self.n}, {grid}, {kind}{order}, "
+            f"{self.scale_dtype} scales, {self.nbytes / 1e6:.3g} MB, {self.bits_per_weight:.2f} bits a weight, "
+            f"{place_name(self.device)})"
+        )
+
+    def to_numpy(self) -> QuantizedWeight:
+        """Return the weight in host memory; itself if it is there."""
+        if self.device is None:
+            return self
+        return self._mapped(lambda a: a.get())
+
+    def to_cupy(self, device: int | None = None) -> QuantizedWeight:
+        """Return the weight on a CUDA device.
+
+        Parameters
+        ----------
+        device : int, optional
+            CUDA ordinal; None is CuPy's current device. A weight that is there already is returned itself.
+
+        Raises
+        ------
+        NotInstalled
+            CuPy is missing.
+        """
+        try:
+            import cupy
+        except ImportError as error:
+            raise NotInstalled(
+                "moving a weight to a GPU needs CuPy: pip install 'cupyq[cuda12]' or 'cupyq[cuda13]'"
+            ) from error
+        with cupy.cuda.Device(device):
+            if self.device == cupy.cuda.Device().id:
+                return self
+            return self._mapped(cupy.array)  # copies across devices too
+
+    def _mapped(self, move: Any) -> QuantizedWeight:
+        names = ("packed", "scales", "zeros", "perm")
+        arrays = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: None if a is None else move(a) for name, a in arrays.items()})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the weight as a safetensors file, whole or not at all.
+
+        The bytes go to a temporary file in the same folder, which then takes the name `path`: a crash leaves the old
+        file as it was. bfloat16 scales are stored as uint16 patterns; the metadata says so.
+        """
+        from safetensors.numpy import save_file
+
+        host = self.to_numpy()
+        tensors = {name: getattr(host, name) for name in ("packed", "scales", "zeros", "perm")}
+        tensors = {name: np.ascontiguousarray(a) for name, a in tensors.items() if a is not None}
+        if host.scale_dtype == BFLOAT16:
+            tensors["scales"] = tensors["scales"].view(np.uint16)
+        metadata = {
+            "format": _FORMAT_NAME,
+            "layout": str(LAYOUT_VERSION),
+            "scheme": self.scheme,
+            "k": str(self.k),
+            "n": str(self.n),
+            "group_size": str(self.group_size),
+            "symmetric": json.dumps(self.symmetric),
+            "scale_dtype": self.scale_dtype.name,
+        }
+        target = Path(path)
+        partial = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.partial")
+        try:
+            save_file(tensors, partial, metadata=metadata)
+            with open(partial, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> QuantizedWeight:
+        """Read a file that :meth:`save` wrote, into host memory.
+
+        Raises
+        ------
+        FormatError
+            The file is cut short, is no safetensors file, was not written by cupyq, by a newer cupyq, or holds
+            arrays or values that do not fit each other.
+        OSError
+            The file cannot be read.
+        """
+        metadata, tensors = _read(path)
+        if metadata.get("format") != _FORMAT_NAME:
+            raise FormatError(
+                f"{os.fspath(path)} was not written by QuantizedWeight.save; cupyq.formats reads checkpoints of others"
+            )
+        if metadata.get("layout") != str(LAYOUT_VERSION):
+            raise FormatError(
+                f"{os.fspath(path)} has packed layout {metadata.get('layout')}; this cupyq reads {LAYOUT_VERSION}"
+            )
+        try:
+            scale_dtype = metadata["scale_dtype"]
+            if scale_dtype == BFLOAT16.name:
+                _expect_dtype(tensors["scales"], "scales", (np.dtype(np.uint16),))
+                tensors["scales"] = tensors["scales"].view(BFLOAT16)
+            weight = cls(
+                scheme=metadata["scheme"],
+                k=int(metadata["k"]),
+                n=int(metadata["n"]),
+                group_size=int(metadata["group_size"]),
+                symmetric=json.loads(metadata["symmetric"]),
+                **{name: tensors.get(name) for name in ("packed", "scales", "zeros", "perm")},
+            )
+            if weight.scale_dtype.name != scale_dtype:
+                raise FormatError(f"scales are {weight.scale_dtype.name} but the metadata says {scale_dtype}")
+            _check_values(weight.scales, weight.zeros, weight.perm)
+        except (CupyqError, KeyError, ValueError) as error:
+            what = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+            raise FormatError(f"{os.fspath(path)} is damaged: {what}") from error
+        return weight
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Return (metadata, tensors) of a safetensors file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(os.fspath(path), framework="np") as file:
+            metadata = file.metadata() or {}
+            tensors = {}
+            if metadata.get("format") == _FORMAT_NAME:  # a foreign file may hold dtypes that NumPy lacks
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except SafetensorError as error:
+        raise FormatError(f"{os.fspath(path)} is no complete safetensors file: {error}") from error
+    return metadata, tensors
+
+
+# --- checks ---------------------------------------------------------------------------------------------------------
+
+
+def check_scheme(scheme: str) -> str:
+    """Return `scheme` if cupyq knows it, else raise `ArgumentError`."""
+    if scheme not in SCHEMES:
+        raise ArgumentError(f"scheme must be one of {', '.join(map(repr, SCHEMES))}, got {scheme!r}")
+    return scheme
+
+
+def check_group_size(group_size: int | None, scheme: str) -> int:
+    """Return a legal group size for `scheme`; None means its default (128 for w4a16, -1 for w8a8)."""
+    if scheme != "w4a16":
+        if group_size not in (None, -1):
+            raise ArgumentError(f"group_size must be -1 for {scheme} (one scale an output feature), got {group_size!r}")
+        return -1
+    if group_size is None:
+        return 128
+    group_size = _whole(group_size, "group_size", at_least=-1)
+    if group_size != -1 and group_size not in GROUP_SIZES:
+        raise ArgumentError(
+            f"group_size must be one of {', '.join(map(str, GROUP_SIZES))} or -1 (the whole column), got {group_size}"
+        )
+    return group_size
+
+
+def group_count(k: int, group_size: int) -> int:
+    """Return the number of groups along K: ceil(K / group_size), or 1 for -1."""
+    return 1 if group_size == -1 else -(-k // group_size)
+
+
+def scale_dtypes(scheme: str) -> tuple[np.dtype, ...]:
+    """Return the dtypes that scales of `scheme` may be stored in."""
+    return (FLOAT16, BFLOAT16) if scheme == "w4a16" else (FLOAT32,)
+
+
+def _whole(value: Any, name: str, at_least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ArgumentError(f"{name} must be an integer, got {value!r}")
+    if value < at_least:
+        raise ArgumentError(f"{name} must be at least {at_least}, got {value}")
+    return int(value)
+
+
+def _expect_dtype(array: Array, name: str, dtypes: tuple[np.dtype, ...]) -> None:
+    if np.dtype(array.dtype) not in dtypes:
+        raise DTypeError(f"{name} must be {' or '.join(d.name for d in dtypes)}, got {np.dtype(array.dtype).name}")
+
+
+def _expect(array: Array, name: str, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...]) -> None:
+    """Check dtype, shape and C order of one stored array."""
+    _expect_dtype(array, name, dtypes)
+    if tuple(array.shape) != shape:
+        raise ShapeError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
+    if not array.flags.c_contiguous:
+        raise ArgumentError(f"{name} must be C-contiguous, got strides {array.strides}")
+
+
+def _check_values(scales: Array, zeros: Array | None, perm: Array | None) -> None:
+    """Raise `ArgumentError` for a non-finite or negative scale, a zero point out of range, a perm that is none."""
+    xp = namespace_of(scales, "scales")
+    wide = scales.astype(np.float32)  # bfloat16 has few ufuncs of its own
+    bad = ~(xp.isfinite(wide) & (wide >= 0))
+    if bad.any():
+        at = first_position(bad)
+        raise ArgumentError(f"scales must be finite and not negative, got {float(wide[at])} at {at}")
+    if zeros is not None and zeros.size and (zeros.min() < 0 or zeros.max() > 15):
+        at = first_position((zeros < 0) | (zeros > 15))
+        raise ArgumentError(f"zeros must lie in 0..15, got {int(zeros[at])} at {at}")
+    if perm is not None:
+        xp = namespace_of(perm, "perm")
+        if not bool((xp.sort(perm) == xp.arange(perm.shape[0])).all()):
+            raise ArgumentError(f"perm must hold each of 0..{perm.shape[0] - 1} once")
+
+
+def _code_bytes(codes: Array, scheme: str) -> Array:
+    """Return codes as uint8 values (4-bit) or bit patterns (8-bit), each checked."""
+    xp = namespace_of(codes, "codes")
+    dtype = np.dtype(codes.dtype)
+    if scheme == "w8a8-fp8":
+        _expect_dtype(codes, "codes", (FLOAT8, np.dtype(np.uint8)))
+        bits = codes.view(np.uint8) if dtype == FLOAT8 else codes
+        nan = (bits & np.uint8(0x7F)) == np.uint8(0x7F)
+        if nan.any():
+            raise ArgumentError(f"codes must be finite, got NaN at {first_position(nan)}")
+        return bits
+    if dtype.kind not in "iu":
+        raise DTypeError(f"codes must have an integer dtype for {scheme}, got {dtype.name}")
+    low, high = (0, 15) if scheme == "w4a16" else (-128, 127)
+    if codes.size and (int(codes.min()) < low or int(codes.max()) > high):
+        at = first_position((codes < low) | (codes > high))
+        raise ArgumentError(f"codes must lie in {low}..{high} for {scheme}, got {int(codes[at])} at {at}")
+    if scheme == "w4a16":
+        return codes.astype(np.uint8, copy=False)
+    return xp.asarray(codes.astype(np.int8, copy=False)).view(np.uint8)
+
+
+# --- pack and unpack ------------------------------------------------------------------------------------------------
+
+
+def pack(
+    codes: Array,
+    scales: Array,
+    zeros: Array | None = None,
+    *,
+    scheme: str,
+    group_size: int | None = None,
+    perm: Array | None = None,
+) -> QuantizedWeight:
+    """Pack codes made elsewhere. The inverse of :func:`unpack`, bit for bit.
+
+    The weight meant is ``w[k, n] = (codes[k, n] - zeros[k // g, n]) * scales[k // g, n]``, where `zeros` None stands
+    for 8 (w4a16) or 0 (w8a8).
+
+    Parameters
+    ----------
+    codes : (K, N), NumPy or CuPy, any strides
+        w4a16: an integer dtype, values 0..15. w8a8-int8: an integer dtype, -128..127. w8a8-fp8: float8_e4m3fn, or its
+        bit patterns as uint8 (CuPy has no 8-bit floats); NaN is refused.
+    scales : (G, N)
+        float16 or bfloat16 for w4a16, float32 (1, N) for w8a8; finite and >= 0. G = ceil(K / group_size), or 1.
+    zeros : (G, N) of an integer dtype, optional
+        Zero points 0..15 of an asymmetric w4a16 weight; None makes it symmetric.
+    scheme : str
+        "w4a16", "w8a8-int8" or "w8a8-fp8".
+    group_size : int, optional
+        16, 32, 64, 128, 256 or -1 (the whole column). Default: 128 for w4a16; w8a8 knows only -1.
+    perm : (K,) of an integer dtype, optional
+        Act order: row i of `codes` belongs to input feature ``perm[i]``. Groups run over rows of `codes`.
+
+    Returns
+    -------
+    QuantizedWeight
+        In the same memory (host or device) as `codes`.
+
+    Raises
+    ------
+    ArgumentError, DTypeError, ShapeError, DeviceMismatch
+        An argument is out of range, of a wrong dtype or shape, or lives elsewhere than `codes`.
+    """
+    check_scheme(scheme)
+    group_size = check_group_size(group_size, scheme)
+    xp, _ = common_namespace(codes=codes, scales=scales, zeros=zeros, perm=perm)
+    if codes.ndim != 2 or codes.shape[0] == 0:
+        raise ShapeError(f"codes must have shape (K, N) with K >= 1, got {tuple(codes.shape)}")
+    k, n = map(int, codes.shape)
+    grid = (group_count(k, group_size), n)
+    _expect_dtype(scales, "scales", scale_dtypes(scheme))
+    if tuple(scales.shape) != grid:
+        raise ShapeError(f"scales must have shape (groups, N) = {grid}, got {tuple(scales.shape)}")
+    if zeros is not None:
+        if scheme != "w4a16":
+            raise ArgumentError(f"zeros must be None for {scheme}: its codes have no zero points")
+        _expect_integer(zeros, "zeros", grid)
+    if perm is not None:
+        _expect_integer(perm, "perm", (k,))
+    _check_values(scales, zeros, perm)
+    data = _code_bytes(codes, scheme)
+    if scheme != "w4a16":
+        packed = layout.pack8(data)
+    elif zeros is None:
+        packed = layout.pack4(data, ZERO4)
+    else:
+        zeros = zeros.astype(np.uint8, copy=False)
+        packed = layout.pack4(data, 0, pad_row=zeros[-1])
+    return QuantizedWeight(
+        scheme=scheme,
+        k=k,
+        n=n,
+        group_size=group_size,
+        symmetric=zeros is None,
+        packed=packed,
+        scales=layout.interleave(scales),
+        zeros=None if zeros is None else layout.interleave(zeros),
+        perm=None if perm is None else xp.ascontiguousarray(perm.astype(np.int32)),
+    )
+
+
+def _expect_integer(array: Array, name: str, shape: tuple[int, ...]) -> None:
+    if np.dtype(array.dtype).kind not in "iu":
+        raise DTypeError(f"{name} must have an integer dtype, got {np.dtype(array.dtype).name}")
+    if tuple(array.shape) != shape:
+        raise ShapeError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
+
+
+def unpack(qw: QuantizedWeight) -> tuple[Array, Array, Array | None]:
+    """Return the logical (codes, scales, zeros) of a weight. The inverse of :func:`pack`, bit for bit.
+
+    Returns
+    -------
+    codes : (K, N)
+        uint8 0..15 (w4a16), int8 (w8a8-int8), float8_e4m3fn (w8a8-fp8; on CuPy its bit patterns as uint8). With act
+        order, rows are in packed order: row i belongs to input feature ``qw.perm[i]``.
+    scales : (G, N)
+        In the stored dtype.
+    zeros : (G, N) uint8, or None when symmetric
+    """
+    expect_weight(qw)
+    return (
+        codes_of(qw),
+        layout.deinterleave(qw.scales, qw.n),
+        None if qw.zeros is None else layout.deinterleave(qw.zeros, qw.n),
+    )
+
+
+def codes_of(qw: QuantizedWeight, first: int = 0, last: int | None = None) -> Array:
+    """Return the codes of strips `first` to `last` (all by default), as :func:`unpack` does."""
+    if qw.scheme == "w4a16":
+        return layout.unpack4(qw.packed, qw.k, qw.n, first, last)
+    data = layout.unpack8(qw.packed, qw.k, qw.n, first, last)
+    if qw.scheme == "w8a8-int8":
+        return data.view(np.int8)
+    return data if is_cupy(data) else data.view(FLOAT8)
+
+
+def expect_weight(qw: Any) -> None:
+    if not isinstance(qw, QuantizedWeight):
+        raise ArgumentError(
+            f"qw must be a QuantizedWeight (from cupyq.quantize or cupyq.pack), got {type(qw).__name__}"
+        )
