@@ -168,9 +168,16 @@ class QuantizedWeight:
             return self._mapped(cupy.array)  # copies across devices too
 
     def _mapped(self, move: Any) -> QuantizedWeight:
-        names = ("packed", "scales", "zeros", "perm")
-        arrays = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: None if a is None else move(a) for name, a in arrays.items()})
+        def moved(array: Array | None) -> Array | None:
+            return None if array is None else move(array)
+
+        return replace(
+            self,
+            packed=moved(self.packed),
+            scales=moved(self.scales),
+            zeros=moved(self.zeros),
+            perm=moved(self.perm),
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the weight as a safetensors file, whole or not at all.
