@@ -1,0 +1,247 @@
+"""Arguments of one launch, in the order of the kernel's parameters: arrays for pointers, typed scalars for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cupyq.arrays import Array, common_namespace
+from cupyq.errors import DTypeError, IllegalConfig, ShapeError
+
+from .config import Config, Launch
+from .dequant import DequantConfig
+from .problem import NUMPY_DTYPES, Problem
+from .quantize_activations import QuantizeActivationsConfig
+from .w4a16 import W4A16Config
+
+NULL = np.uint64(0)
+"""A null pointer: an argument that this launch does not have."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch.
+
+    Attributes
+    ----------
+    entry : str
+        Name of the kernel's entry function.
+    args : tuple
+        One per kernel parameter: NumPy or CuPy arrays for pointers (`numpy.uint64(0)` for a null one), NumPy scalars.
+    out : array
+        The array among `args` that receives the result.
+    grid, block : tuple of int
+        Launch geometry.
+    shared_bytes : int
+        Dynamic shared memory of a block.
+    x_scale : array or None
+        Quantizing activations: the array among `args` that receives the float32 scale of each token.
+    """
+
+    entry: str
+    args: tuple[Any, ...]
+    out: Array
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    x_scale: Array | None = None
+
+
+def call(
+    cfg: Config,
+    prob: Problem,
+    x: Array | None,
+    qw: Any = None,
+    bias: Array | None = None,
+    *,
+    x_scale: Array | None = None,
+    out: Array | None = None,
+    workspace: tuple[Array, Array] | None = None,
+) -> Call:
+    """Return the arguments and geometry of one launch of `cfg` for `prob`.
+
+    Parameters
+    ----------
+    cfg : Config
+        What to launch: a fused kernel's config, `DequantConfig` (x is not used, `out` is the dense (K, N) weight) or
+        `QuantizeActivationsConfig` (qw is not used, `out` is codes, `x_scale` of the result holds the scales).
+    prob : Problem
+        M >= 1: an empty batch launches nothing.
+    x : (M, K) array
+        Activations of `prob.dtype`; for the W8A8 kernel their codes, int8 or float8_e4m3fn (or its bits as uint8),
+        (M, K) or padded with zeros to (M, ceil(K/16)*16). Copied where its rows are not laid out as the kernel reads
+        them.
+    qw : QuantizedWeight
+        On the same device as x.
+    bias : (N,) array of `prob.dtype`, optional
+    x_scale : (M,) or (M, 1) float32 array
+        W8A8: scale of each token.
+    out : array, optional
+        Where the result goes: C order, of the result's shape and dtype. New if not given.
+    workspace : (partials, arrivals), optional
+        uint32 arrays for split-K, of at least `launch.partial_words` and `launch.tiles` words, arrivals zero. New if
+        not given.
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceMismatch, IllegalConfig
+        An argument does not fit; the message names it.
+    """
+    if prob.m == 0 and not isinstance(cfg, DequantConfig):
+        raise ShapeError("m=0: an empty batch launches nothing")
+    if isinstance(cfg, QuantizeActivationsConfig):
+        return _quantize_activations(cfg, prob, x, out)
+    _check_weight(prob, qw)
+    if isinstance(cfg, DequantConfig):
+        return _dequant(cfg, prob, qw, out)
+    fused_w4 = isinstance(cfg, W4A16Config)
+    if fused_w4 != (prob.op == "w4a16"):
+        raise IllegalConfig(f"cfg: the {cfg.family} kernel does not compute {prob.op}")
+    xp, _ = common_namespace(x=x, packed=qw.packed, bias=bias, x_scale=x_scale, out=out)
+    launch = cfg.launch(prob)
+    y = _result(xp, out, (prob.m, prob.n), NUMPY_DTYPES[prob.dtype], "out")
+    if bias is not None:
+        _expect("bias", bias, (prob.n,), NUMPY_DTYPES[prob.dtype])
+        bias = xp.ascontiguousarray(bias)
+    partials, arrivals = _workspace(xp, launch, workspace)
+    tail = (y, NULL if bias is None else bias, partials, arrivals, *map(np.int32, (prob.m, prob.n, prob.k)))
+    splits = np.int32(getattr(cfg, "split_k", 1))
+    if fused_w4:
+        _expect("x", x, (prob.m, prob.k), NUMPY_DTYPES[prob.dtype])
+        if qw.perm is not None:
+            x = xp.take(x, qw.perm, axis=1)
+        x, stride = _rows(xp, x, 16 if prob.k % 8 == 0 else 2)
+        zeros = NULL if qw.zeros is None else qw.zeros
+        args = (qw.packed, qw.scales, zeros, x, *tail, np.int32(stride), splits)
+    else:
+        if x_scale is None:
+            raise ShapeError(
+                "x_scale is missing: the W8A8 kernel takes quantized activations and the scale of each token"
+            )
+        codes = _codes(xp, prob, x, qw)
+        scales = xp.ascontiguousarray(x_scale, dtype=np.float32).reshape(-1)
+        _expect("x_scale", scales, (prob.m,), np.dtype(np.float32))
+        args = (qw.packed, qw.scales, codes, scales, *tail, np.int32(codes.shape[1]), splits)
+    return Call(cfg.entry(prob), args, y, launch.grid, launch.block, launch.shared_bytes)
+
+
+def _dequant(cfg: DequantConfig, prob: Problem, qw: Any, out: Array | None) -> Call:
+    xp, _ = common_namespace(packed=qw.packed, out=out)
+    if qw.perm is not None:
+        raise IllegalConfig("qw has a permutation of its inputs: the dense rows would come in packed order")
+    launch = cfg.launch(prob)
+    w = _result(xp, out, (prob.k, prob.n), NUMPY_DTYPES[prob.dtype], "out")
+    zeros = NULL if qw.zeros is None else qw.zeros
+    args = (qw.packed, qw.scales, zeros, w, np.int32(prob.n), np.int32(prob.k))
+    return Call(cfg.entry(prob), args, w, launch.grid, launch.block, launch.shared_bytes)
+
+
+def _quantize_activations(cfg: Config, prob: Problem, x: Array | None, out: Array | None) -> Call:
+    xp, _ = common_namespace(x=x, out=out)
+    _expect("x", x, (prob.m, prob.k), NUMPY_DTYPES[prob.dtype])
+    launch = cfg.launch(prob)
+    stride = padded_k(prob.k)
+    codes = _result(xp, out, (prob.m, stride), np.dtype(np.int8 if prob.op == "w8a8-int8" else np.uint8), "out")
+    scales = xp.empty((prob.m,), np.float32)
+    x, x_stride = _rows(xp, x, 16 if prob.k % 8 == 0 else 2)
+    args = (x, codes, scales, np.int32(prob.k), np.int32(x_stride), np.int32(stride))
+    return Call(cfg.entry(prob), args, codes, launch.grid, launch.block, launch.shared_bytes, scales)
+
+
+def padded_k(k: int) -> int:
+    """Columns of an array of activation codes: K rounded up to whole 16-byte pieces."""
+    return -(-k // 16) * 16
+
+
+def _check_weight(prob: Problem, qw: Any) -> None:
+    for field, have, want in (
+        ("scheme", qw.scheme, prob.op),
+        ("k", qw.k, prob.k),
+        ("n", qw.n, prob.n),
+        ("group_size", qw.group_size, prob.group_size),
+        ("symmetric", qw.symmetric, prob.symmetric),
+    ):
+        if have != want:
+            raise ShapeError(f"qw.{field}={have!r} does not fit the problem's {want!r}")
+    if prob.op == "w4a16" and qw.scales.dtype != NUMPY_DTYPES[prob.scale_dtype]:
+        raise DTypeError(
+            f"qw.scales are {qw.scales.dtype.name}, the problem says scale_dtype={prob.scale_dtype!r}; "
+            "Problem.of(m, qw, dtype) states what qw has"
+        )
+
+
+def _expect(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    if array is None:
+        raise ShapeError(f"{name} is missing; an array of shape {shape} and dtype {dtype.name} is expected")
+    if tuple(array.shape) != shape:
+        raise ShapeError(f"{name} has shape {tuple(array.shape)}; expected {shape}")
+    if array.dtype != dtype:
+        raise DTypeError(f"{name} has dtype {array.dtype.name}; expected {dtype.name}")
+
+
+def _result(xp: Any, out: Array | None, shape: tuple[int, ...], dtype: np.dtype, name: str) -> Array:
+    if out is None:
+        return xp.empty(shape, dtype)
+    _expect(name, out, shape, dtype)
+    if not out.flags.c_contiguous or pointer(out) % 16:
+        raise ShapeError(f"{name} must be in C order and start at a multiple of 16 bytes")
+    return out
+
+
+def _rows(xp: Any, x: Array, align: int) -> tuple[Array, int]:
+    """Return x, copied if its rows are not contiguous and aligned, and the elements between two rows."""
+    size = x.dtype.itemsize
+    ready = (
+        x.strides[1] == size
+        and x.strides[0] >= x.shape[1] * size
+        and x.strides[0] % align == 0
+        and pointer(x) % align == 0
+    )
+    if x.shape[0] == 1 and x.strides[1] == size and pointer(x) % align == 0:
+        return x, x.shape[1]
+    if not ready:
+        x = xp.array(x, order="C", copy=True)
+    return x, x.strides[0] // size
+
+
+def _codes(xp: Any, prob: Problem, x: Array, qw: Any) -> Array:
+    """Return activation codes as (M, padded K), zeros beyond K."""
+    del qw
+    if x is None:
+        raise ShapeError("x is missing: the W8A8 kernel takes the codes of the activations")
+    names = ("int8",) if prob.op == "w8a8-int8" else ("float8_e4m3fn", "uint8")
+    if x.dtype.name not in names:
+        raise DTypeError(f"x has dtype {x.dtype.name}; {prob.op} takes codes of dtype {' or '.join(names)}")
+    wide = padded_k(prob.k)
+    if tuple(x.shape) not in ((prob.m, prob.k), (prob.m, wide)):
+        raise ShapeError(f"x has shape {tuple(x.shape)}; expected {(prob.m, prob.k)}, or {(prob.m, wide)} with padding")
+    if x.dtype.name == "float8_e4m3fn":
+        x = x.view(np.uint8)
+    if x.shape[1] == wide and x.flags.c_contiguous and pointer(x) % 16 == 0:
+        return x
+    padded = xp.zeros((prob.m, wide), x.dtype)
+    padded[:, : x.shape[1]] = x
+    return padded
+
+
+def _workspace(xp: Any, launch: Launch, given: tuple[Array, Array] | None) -> tuple[Any, Any]:
+    if not launch.partial_words:
+        return NULL, NULL
+    if given is None:
+        return xp.empty(launch.partial_words, np.uint32), xp.zeros(launch.tiles, np.uint32)
+    partials, arrivals = given
+    if partials.size < launch.partial_words or arrivals.size < launch.tiles:
+        raise ShapeError(
+            f"workspace has {partials.size} and {arrivals.size} words; "
+            f"this launch needs {launch.partial_words} and {launch.tiles}"
+        )
+    return partials, arrivals
+
+
+def pointer(array: Array) -> int:
+    """Return the address of an array's first element, in host or device memory."""
+    if isinstance(array, np.ndarray):
+        return int(array.__array_interface__["data"][0])
+    return int(array.data.ptr)

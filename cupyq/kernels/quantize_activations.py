@@ -1,0 +1,99 @@
+"""16-bit activations to 8 bits: the config of `kernels_cu/quantize_activations.cu`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import ClassVar
+
+from .config import CPP_TYPES, SHORT_TYPES, Config, Launch, Target, ceil_div, choice, cpp_bool
+from .problem import Problem
+
+THREADS = (64, 128, 256, 512)
+PIECES = (1, 2, 4, 8)
+
+_TYPES = {"w8a8-int8": "Int8", "w8a8-fp8": "E4m3"}
+_LEAST_CC = {"w8a8-int8": (8, 0), "w8a8-fp8": (8, 9)}
+
+
+@dataclass(frozen=True)
+class QuantizeActivationsConfig(Config):
+    """Tunables of the kernel that quantizes activations, a CTA a token.
+
+    Parameters
+    ----------
+    threads : int
+        Threads of a CTA: 64, 128, 256, 512.
+    pieces : int
+        Pieces of 8 elements that a thread keeps in registers: 1, 2, 4, 8. Rows longer than
+        ``8 * threads * pieces`` are read twice beyond that.
+    """
+
+    threads: int = 256
+    pieces: int = 2
+
+    family: ClassVar[str] = "quantize_activations"
+    template: ClassVar[str] = "quantize_activations.cu"
+
+    def shared_bytes(self, prob: Problem) -> int:
+        """Dynamic shared memory of a CTA: none."""
+        del prob
+        return 0
+
+    def reasons(self, prob: Problem, device: Target) -> Iterable[str]:
+        """Yield a sentence for each reason why this config cannot run `prob` on `device`."""
+        if prob.op not in _TYPES:
+            yield f"{prob.op} takes activations as they are"
+            return
+        least = _LEAST_CC[prob.op]
+        if device.cc < least:
+            yield f"{prob.op} needs compute capability {least[0]}.{least[1]}; this device has {device.cc[0]}.{device.cc[1]}"
+            return
+        yield from choice("threads", self.threads, THREADS)
+        yield from choice("pieces", self.pieces, PIECES)
+
+    def entry(self, prob: Problem) -> str:
+        """Name of the kernel's entry function."""
+        edges = "" if prob.k % 8 == 0 else "_ragged_k"
+        return (
+            f"cupyq_quantize_activations_{_TYPES[prob.op].lower()}_t{self.threads}_p{self.pieces}"
+            f"_{SHORT_TYPES[prob.dtype]}{edges}"
+        )
+
+    def instance(self, prob: Problem) -> str:
+        """C++ text that instantiates the template as one `extern "C"` entry."""
+        arguments = (
+            _TYPES[prob.op],
+            CPP_TYPES[prob.dtype],
+            self.threads,
+            self.pieces,
+            cpp_bool(prob.k % 8 == 0),
+        )
+        return f"""
+using Kernel = QuantizeActivations<{", ".join(map(str, arguments))}>;
+extern "C" __global__ void __launch_bounds__({self.threads}) {self.entry(prob)}(
+    const u16* x, u8* codes, float* scales, int k, int row_stride, int code_stride) {{
+    Kernel::run(x, codes, scales, k, row_stride, code_stride);
+}}
+"""
+
+    def launch(self, prob: Problem) -> Launch:
+        """Launch geometry for `prob`: a CTA a token."""
+        return Launch((prob.m, 1, 1), (self.threads, 1, 1), 0)
+
+
+def candidates(prob: Problem) -> Iterator[QuantizeActivationsConfig]:
+    """Yield the configs whose registers hold a row without many idle threads, in a fixed order."""
+    for threads, pieces in product(THREADS, PIECES):
+        if pieces == 1 or 8 * threads * (pieces // 2) < prob.k:
+            yield QuantizeActivationsConfig(threads, pieces)
+
+
+def default(prob: Problem) -> QuantizeActivationsConfig:
+    """Return the config used when nothing is tuned: the fewest registers that hold a row, then the fewest threads."""
+    need = ceil_div(prob.k, 8)
+    for pieces, threads in product(PIECES, THREADS):
+        if threads * pieces >= need:
+            return QuantizeActivationsConfig(threads, pieces)
+    return QuantizeActivationsConfig(THREADS[-1], PIECES[-1])

@@ -1,0 +1,273 @@
+"""W4A16 on mma.sync: the config of `kernels_cu/w4a16_mma.cu`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import ClassVar
+
+from .config import (
+    CPP_TYPES,
+    MAX_GRID,
+    REGISTER_BUDGET,
+    SHORT_TYPES,
+    Config,
+    Launch,
+    Target,
+    ceil_div,
+    choice,
+    cpp_bool,
+    shared_reason,
+)
+from .problem import Problem
+
+BLOCK_M = (8, 16, 32, 64, 128)
+STRIPS = (1, 2, 4)
+WARPS = (1, 2, 4, 8)
+WARP_K = (64, 128)
+STAGES = (2, 3, 4, 5, 6, 8)
+SPLIT_K = (1, 2, 3, 4, 6, 8, 12, 16)
+SCALE = ("sums", "weights")
+
+# What a lane holds beside accumulators: weights in flight, fragments, addresses. Measured on compiled kernels.
+_OTHER_REGISTERS = 56
+
+
+@dataclass(frozen=True)
+class W4A16Config(Config):
+    """Tunables of the W4A16 kernel.
+
+    Parameters
+    ----------
+    block_m : int
+        Tokens of a CTA's tile: 8, 16, 32, 64, 128.
+    strips : int
+        Strips (16 output features) of a warp: 1, 2, 4.
+    warps_n, warps_k : int
+        Warps along output features and along k: 1, 2, 4, 8 each. Warps along k add their sums in shared memory.
+    warp_k : int
+        k that a warp takes in one stage: 64, 128.
+    stages : int
+        Stages of the copy pipeline: 2, 3, 4, 5, 6, 8.
+    split_k : int
+        CTAs that share a tile's K; the last to arrive adds the partial sums in fixed order.
+    scale : str
+        "sums": scales multiply the fp32 sums of each group (more exact, more registers); "weights": they multiply the
+        weights in 16 bits as these are dequantized.
+    """
+
+    block_m: int = 16
+    strips: int = 4
+    warps_n: int = 1
+    warps_k: int = 4
+    warp_k: int = 64
+    stages: int = 4
+    split_k: int = 1
+    scale: str = "sums"
+
+    family: ClassVar[str] = "w4a16_mma"
+    template: ClassVar[str] = "w4a16_mma.cu"
+
+    @property
+    def block_n(self) -> int:
+        """Output features of a CTA's tile."""
+        return 16 * self.strips * self.warps_n
+
+    @property
+    def block_k(self) -> int:
+        """k of a stage."""
+        return self.warps_k * self.warp_k
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return 32 * self.warps_n * self.warps_k
+
+    def _scales_weights(self, prob: Problem) -> bool:
+        # With one scale a column the scale is applied once, at the end, whatever `scale` says.
+        return self.scale == "weights" and prob.group_size != -1
+
+    def spans(self, prob: Problem) -> int:
+        """Scales a row of weights needs in a warp's share of a stage; 0 with one scale a column."""
+        return 0 if prob.group_size == -1 else max(1, self.warp_k // prob.group_size)
+
+    def stage_bytes(self, prob: Problem) -> int:
+        """Shared memory of a stage: activations, weights, scales and zero points."""
+        warps = self.warps_n * self.warps_k
+        weights = self.strips * self.warp_k // 64 * 512
+        groups = self.strips * self.spans(prob) * (32 if prob.symmetric else 48)
+        return ceil_div(self.block_m * self.block_k * 2 + warps * (weights + groups), 128) * 128
+
+    def shared_bytes(self, prob: Problem) -> int:
+        """Dynamic shared memory of a CTA: the pipeline's or, if larger, the epilogue's."""
+        epilogue = self.warps_k * self.block_m * (self.block_n + 4) * 4 + 16
+        return max(self.stages * self.stage_bytes(prob), epilogue)
+
+    def accumulators(self, prob: Problem) -> int:
+        """Accumulator registers of a thread, with the sums of the current group if these are kept apart."""
+        sums = self.strips * self.block_m // 8 * 4
+        apart = prob.group_size != -1 and not self._scales_weights(prob)
+        return sums * (2 if apart else 1)
+
+    def tiles(self, prob: Problem) -> int:
+        """Output tiles."""
+        return ceil_div(prob.m, self.block_m) * ceil_div(prob.n, self.block_n)
+
+    def k_tiles(self, prob: Problem) -> int:
+        """Stages that the whole K takes."""
+        return ceil_div(prob.k, self.block_k)
+
+    def reasons(self, prob: Problem, device: Target) -> Iterable[str]:
+        """Yield a sentence for each reason why this config cannot run `prob` on `device`."""
+        if prob.op != "w4a16":
+            yield f"the W4A16 kernel does not compute {prob.op}"
+            return
+        if device.cc < (8, 0):
+            yield f"needs compute capability 8.0 (cp.async, mma.m16n8k16); this device has {device.cc[0]}.{device.cc[1]}"
+            return
+        illegal = [
+            reason for field, accepted in _FIELDS.items() for reason in choice(field, getattr(self, field), accepted)
+        ]
+        if illegal:
+            yield from illegal
+            return
+        if self.threads > 512:
+            yield f"{self.threads} threads a block; at most 512, so that each may have 128 registers"
+        if self.scale == "weights" and prob.scale_dtype != prob.dtype:
+            yield f"scale='weights' multiplies in {prob.dtype}, but the scales are {prob.scale_dtype}"
+        registers = self.accumulators(prob) + _OTHER_REGISTERS + 4 * self.strips
+        limit = min(REGISTER_BUDGET, 65536 // self.threads)
+        if registers > limit:
+            yield f"needs about {registers} registers a thread; a block of {self.threads} threads leaves {limit}"
+        yield from shared_reason(self.shared_bytes(prob), device)
+        k_tiles = self.k_tiles(prob)
+        if self.split_k > 1 and (self.split_k - 1) * ceil_div(k_tiles, self.split_k) >= k_tiles:
+            yield f"split_k={self.split_k} leaves a split without work: K={prob.k} has {k_tiles} stages of {self.block_k}"
+        if self.tiles(prob) * self.split_k > MAX_GRID:
+            yield f"needs {self.tiles(prob) * self.split_k} blocks; a grid has at most {MAX_GRID}"
+
+    def entry(self, prob: Problem) -> str:
+        """Name of the kernel's entry function."""
+        group = "col" if prob.group_size == -1 else str(prob.group_size)
+        zeros = "sym" if prob.symmetric else "asym"
+        types = SHORT_TYPES[prob.dtype] + (
+            "" if prob.dtype == prob.scale_dtype else "_" + SHORT_TYPES[prob.scale_dtype]
+        )
+        edges = ("" if _aligned(prob) else "_ragged_k") + ("" if prob.n % 4 == 0 else "_ragged_n")
+        return (
+            f"cupyq_w4a16_m{self.block_m}_s{self.strips}_n{self.warps_n}_k{self.warps_k}x{self.warp_k}_p{self.stages}"
+            f"_{'weights' if self._scales_weights(prob) else 'sums'}_g{group}_{zeros}_{types}{edges}"
+        )
+
+    def instance(self, prob: Problem) -> str:
+        """C++ text that instantiates the template as one `extern "C"` entry."""
+        arguments = (
+            CPP_TYPES[prob.dtype],
+            CPP_TYPES[prob.scale_dtype],
+            self.block_m,
+            self.strips,
+            self.warps_n,
+            self.warps_k,
+            self.warp_k,
+            self.stages,
+            0 if prob.group_size == -1 else prob.group_size,
+            cpp_bool(not prob.symmetric),
+            cpp_bool(self._scales_weights(prob)),
+            cpp_bool(_aligned(prob)),
+            4 if prob.n % 4 == 0 else 1,
+        )
+        return f"""
+using Kernel = W4A16<{", ".join(map(str, arguments))}>;
+extern "C" __global__ void __launch_bounds__(Kernel::kThreads) {self.entry(prob)}(
+    const char* weights, const char* scales, const char* zeros, const u16* x, u16* y, const u16* bias, u32* partials,
+    u32* arrivals, int m, int n, int k, int row_stride, int splits) {{
+    Kernel::run(weights, scales, zeros, x, y, bias, partials, arrivals, m, n, k, row_stride, splits);
+}}
+"""
+
+    def launch(self, prob: Problem) -> Launch:
+        """Launch geometry for `prob`."""
+        tiles = self.tiles(prob)
+        partial_words = tiles * self.split_k * self.block_m * self.block_n if self.split_k > 1 else 0
+        return Launch((tiles * self.split_k, 1, 1), (self.threads, 1, 1), self.shared_bytes(prob), partial_words, tiles)
+
+
+_FIELDS = {
+    "block_m": BLOCK_M,
+    "strips": STRIPS,
+    "warps_n": WARPS,
+    "warps_k": WARPS,
+    "warp_k": WARP_K,
+    "stages": STAGES,
+    "split_k": SPLIT_K,
+    "scale": SCALE,
+}
+
+
+def _aligned(prob: Problem) -> bool:
+    # Rows of x can be copied 16 bytes at a time.
+    return prob.k % 8 == 0
+
+
+def candidates(prob: Problem) -> Iterator[W4A16Config]:
+    """Yield the configs worth a look for `prob`, legal or not, in a fixed order.
+
+    Left out is what only wastes: a tile of tokens twice as high as M, blocks of fewer than two or more than eight warps.
+    """
+    for block_m in BLOCK_M:
+        if block_m > 8 and block_m >= 2 * prob.m:
+            continue
+        for strips, warps_n, warps_k, warp_k, stages, split_k, scale in product(
+            STRIPS, WARPS, WARPS, WARP_K, STAGES, SPLIT_K, SCALE
+        ):
+            if not 2 <= warps_n * warps_k <= 8 or (scale == "weights" and prob.group_size == -1):
+                continue
+            yield W4A16Config(block_m, strips, warps_n, warps_k, warp_k, stages, split_k, scale)
+
+
+def default(prob: Problem, device: Target, sms: int) -> W4A16Config:
+    """Return the config used when nothing is tuned: rules of thumb, one for each tunable.
+
+    A tile no higher than M needs; four strips a warp while registers allow; stages to cover DRAM latency; then the warps
+    and the split that fill the device's SMs best.
+    """
+    block_m = next((size for size in BLOCK_M if size >= min(prob.m, 64)), 64)
+    scale = "weights" if block_m >= 64 and prob.scale_dtype == prob.dtype and prob.group_size != -1 else "sums"
+    best, best_cost = None, float("inf")
+    for strips, (warps_n, warps_k), stages, split_k in product(
+        (4, 2, 1), ((1, 4), (2, 4), (2, 2), (4, 2), (4, 1), (8, 1), (1, 2), (2, 1)), (4, 3, 2), SPLIT_K
+    ):
+        cfg = W4A16Config(block_m, strips, warps_n, warps_k, 64, stages, split_k, scale)
+        if any(True for _ in cfg.reasons(prob, device)):
+            continue
+        cost = _cost(cfg, prob, device, sms)
+        if cost < best_cost:
+            best, best_cost = cfg, cost
+    if best is None:  # smallest tiles of all; legal wherever the family is
+        return W4A16Config(8, 1, 2, 1, 64, 2, 1, "sums")
+    return best
+
+
+def _cost(cfg: W4A16Config, prob: Problem, device: Target, sms: int) -> float:
+    """Weigh waves, activation traffic, pipeline fill and reductions, in units of a warp's work on one word of weights."""
+    shared = cfg.shared_bytes(prob) + 1024
+    resident = max(1, min(getattr(device, "shared_per_sm", device.shared_per_block) // shared, 1024 // cfg.threads))
+    blocks = cfg.tiles(prob) * cfg.split_k
+    waves = ceil_div(blocks, sms * resident)
+    stages = ceil_div(cfg.k_tiles(prob), cfg.split_k)
+    # Instructions a stage: 10 a word to dequantize, tensor work by tokens, fragments of x shared by a warp's strips.
+    tokens = cfg.block_m // 8
+    words = cfg.strips * cfg.warp_k // 16
+    fragments = tokens * cfg.warp_k / 32
+    groups = cfg.strips * max(1, cfg.spans(prob)) * (4 + (4 * tokens if cfg.scale == "sums" else 4))
+    stage = words * (11 + tokens) + fragments + groups + 24
+    warps = cfg.threads // 32
+    parallel = min(resident, ceil_div(blocks, sms)) * warps
+    # Too few warps on an SM cannot hide latency: eight keep its four schedulers busy.
+    busy = stage * parallel / min(1.0, parallel / 8)
+    in_flight = min(resident, ceil_div(blocks, sms)) * (cfg.stages - 1) * cfg.block_n * cfg.block_k / 2
+    starved = max(1.0, 24 * 1024 / in_flight)
+    epilogue = cfg.block_m * cfg.block_n * (cfg.warps_k + 2) / 128 * (1 if cfg.split_k == 1 else 4)
+    fill = (cfg.stages + 8) * stage
+    return waves * (busy * stages * starved + fill + epilogue * parallel / warps) + (600 if cfg.split_k > 1 else 0)

@@ -1,0 +1,232 @@
+"""W8A8 on mma.sync: the config of `kernels_cu/w8a8_mma.cu`, int8 and e4m3 alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import ClassVar
+
+from .config import (
+    CPP_TYPES,
+    MAX_GRID,
+    REGISTER_BUDGET,
+    SHORT_TYPES,
+    Config,
+    Launch,
+    Target,
+    ceil_div,
+    choice,
+    shared_reason,
+)
+from .problem import Problem
+
+BLOCK_M = (8, 16, 32, 64, 128, 256)
+WARP_TOKENS = (8, 16, 32, 64)
+STRIPS = (1, 2, 4)
+WARPS = (1, 2, 4, 8)
+WARP_K = (64, 128)
+STAGES = (2, 3, 4, 5, 6)
+SPLIT_K = (1, 2, 3, 4, 6, 8, 12, 16)
+
+SAFE_K = 2**31 // (128 * 128) - 1
+"""Longest K whose int32 sum of products of codes cannot overflow: (2**31 - 1) // (-128 * -128)."""
+
+_OTHER_REGISTERS = 48
+
+_TYPES = {"w8a8-int8": "Int8", "w8a8-fp8": "E4m3"}
+_LEAST_CC = {"w8a8-int8": (8, 0), "w8a8-fp8": (8, 9)}
+
+
+@dataclass(frozen=True)
+class W8A8Config(Config):
+    """Tunables of the W8A8 kernel.
+
+    Parameters
+    ----------
+    block_m : int
+        Tokens of a CTA's tile: 8, 16, 32, 64, 128, 256.
+    warp_tokens : int
+        Tokens of a warp: 8, 16, 32, 64; ``block_m / warp_tokens`` warps share the tile's tokens.
+    strips : int
+        Strips (16 output features) of a warp: 1, 2, 4.
+    warps_n, warps_k : int
+        Warps along output features and along k: 1, 2, 4, 8 each.
+    warp_k : int
+        k that a warp takes in one stage: 64, 128.
+    stages : int
+        Stages of the copy pipeline: 2 to 6.
+    split_k : int
+        CTAs that share a tile's K; the last to arrive adds the partial sums in fixed order.
+    """
+
+    block_m: int = 64
+    warp_tokens: int = 32
+    strips: int = 4
+    warps_n: int = 2
+    warps_k: int = 1
+    warp_k: int = 64
+    stages: int = 4
+    split_k: int = 1
+
+    family: ClassVar[str] = "w8a8_mma"
+    template: ClassVar[str] = "w8a8_mma.cu"
+
+    @property
+    def block_n(self) -> int:
+        """Output features of a CTA's tile."""
+        return 16 * self.strips * self.warps_n
+
+    @property
+    def block_k(self) -> int:
+        """k of a stage."""
+        return self.warps_k * self.warp_k
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return 32 * (self.block_m // self.warp_tokens) * self.warps_n * self.warps_k
+
+    def stage_bytes(self) -> int:
+        """Shared memory of a stage: activations and weights, a byte each."""
+        return ceil_div((self.block_m + self.block_n) * self.block_k, 128) * 128
+
+    def shared_bytes(self, prob: Problem) -> int:
+        """Dynamic shared memory of a CTA: the pipeline's or, if larger, the epilogue's."""
+        del prob
+        epilogue = self.warps_k * self.block_m * (self.block_n + 4) * 4 + 16
+        return max(self.stages * self.stage_bytes(), epilogue)
+
+    def tiles(self, prob: Problem) -> int:
+        """Output tiles."""
+        return ceil_div(prob.m, self.block_m) * ceil_div(prob.n, self.block_n)
+
+    def k_tiles(self, prob: Problem) -> int:
+        """Stages that the whole K takes."""
+        return ceil_div(prob.k, self.block_k)
+
+    def registers(self) -> int:
+        """Estimate of the registers of a thread, for legality before anything is compiled."""
+        tokens = self.warp_tokens // 8
+        return self.strips * tokens * 4 + 4 * tokens + 2 * self.strips + _OTHER_REGISTERS
+
+    def reasons(self, prob: Problem, device: Target) -> Iterable[str]:
+        """Yield a sentence for each reason why this config cannot run `prob` on `device`."""
+        if prob.op not in _TYPES:
+            yield f"the W8A8 kernel does not compute {prob.op}"
+            return
+        least = _LEAST_CC[prob.op]
+        if device.cc < least:
+            yield f"{prob.op} needs compute capability {least[0]}.{least[1]}; this device has {device.cc[0]}.{device.cc[1]}"
+            return
+        illegal = [
+            reason for field, accepted in _FIELDS.items() for reason in choice(field, getattr(self, field), accepted)
+        ]
+        if illegal:
+            yield from illegal
+            return
+        if self.block_m % self.warp_tokens:
+            yield f"warp_tokens={self.warp_tokens} does not divide block_m={self.block_m}"
+            return
+        if self.threads > 512:
+            yield f"{self.threads} threads a block; at most 512, so that each may have 128 registers"
+        columns = self.block_k // 16
+        if self.threads % columns:
+            yield f"{self.threads} threads cannot share {columns} 16-byte columns of activations evenly"
+        limit = min(REGISTER_BUDGET, 65536 // self.threads)
+        if self.registers() > limit:
+            yield f"needs about {self.registers()} registers a thread; a block of {self.threads} threads leaves {limit}"
+        yield from shared_reason(self.shared_bytes(prob), device)
+        if prob.op == "w8a8-int8" and prob.k > SAFE_K:
+            yield f"K={prob.k} may overflow the int32 sum of products; at most {SAFE_K}"
+        k_tiles = self.k_tiles(prob)
+        if self.split_k > 1 and (self.split_k - 1) * ceil_div(k_tiles, self.split_k) >= k_tiles:
+            yield f"split_k={self.split_k} leaves a split without work: K={prob.k} has {k_tiles} stages of {self.block_k}"
+        if self.tiles(prob) * self.split_k > MAX_GRID:
+            yield f"needs {self.tiles(prob) * self.split_k} blocks; a grid has at most {MAX_GRID}"
+
+    def entry(self, prob: Problem) -> str:
+        """Name of the kernel's entry function."""
+        kind = _TYPES[prob.op].lower()
+        edges = "" if prob.n % 4 == 0 else "_ragged_n"
+        return (
+            f"cupyq_w8a8_{kind}_m{self.block_m}x{self.warp_tokens}_s{self.strips}_n{self.warps_n}"
+            f"_k{self.warps_k}x{self.warp_k}_p{self.stages}_{SHORT_TYPES[prob.dtype]}{edges}"
+        )
+
+    def instance(self, prob: Problem) -> str:
+        """C++ text that instantiates the template as one `extern "C"` entry."""
+        arguments = (
+            _TYPES[prob.op],
+            CPP_TYPES[prob.dtype],
+            self.block_m,
+            self.warp_tokens,
+            self.strips,
+            self.warps_n,
+            self.warps_k,
+            self.warp_k,
+            self.stages,
+            "true",  # codes are padded to whole 16-byte pieces when they are made
+            4 if prob.n % 4 == 0 else 1,
+        )
+        return f"""
+using Kernel = W8A8<{", ".join(map(str, arguments))}>;
+extern "C" __global__ void __launch_bounds__(Kernel::kThreads) {self.entry(prob)}(
+    const char* weights, const float* weight_scales, const u8* x, const float* x_scales, u16* y, const u16* bias,
+    u32* partials, u32* arrivals, int m, int n, int k, int row_stride, int splits) {{
+    Kernel::run(weights, weight_scales, x, x_scales, y, bias, partials, arrivals, m, n, k, row_stride, splits);
+}}
+"""
+
+    def launch(self, prob: Problem) -> Launch:
+        """Launch geometry for `prob`."""
+        tiles = self.tiles(prob)
+        partial_words = tiles * self.split_k * self.block_m * self.block_n if self.split_k > 1 else 0
+        return Launch((tiles * self.split_k, 1, 1), (self.threads, 1, 1), self.shared_bytes(prob), partial_words, tiles)
+
+
+_FIELDS = {
+    "block_m": BLOCK_M,
+    "warp_tokens": WARP_TOKENS,
+    "strips": STRIPS,
+    "warps_n": WARPS,
+    "warps_k": WARPS,
+    "warp_k": WARP_K,
+    "stages": STAGES,
+    "split_k": SPLIT_K,
+}
+
+
+def candidates(prob: Problem) -> Iterator[W8A8Config]:
+    """Yield the configs worth a look for `prob`, legal or not, in a fixed order."""
+    for block_m, warp_tokens in product(BLOCK_M, WARP_TOKENS):
+        if block_m % warp_tokens or block_m // warp_tokens > 4 or (block_m > 8 and block_m >= 2 * prob.m):
+            continue
+        for strips, warps_n, warps_k, warp_k, stages, split_k in product(STRIPS, WARPS, WARPS, WARP_K, STAGES, SPLIT_K):
+            if 2 <= block_m // warp_tokens * warps_n * warps_k <= 8:
+                yield W8A8Config(block_m, warp_tokens, strips, warps_n, warps_k, warp_k, stages, split_k)
+
+
+def default(prob: Problem, device: Target, sms: int) -> W8A8Config:
+    """Return the config used when nothing is tuned: the shape of tile by M, then the split that fills the SMs."""
+    shapes = (
+        (128, 64, 4, 2, 1, 64, 3),
+        (128, 32, 4, 2, 1, 64, 3),
+        (64, 32, 4, 2, 1, 64, 4),
+        (32, 32, 4, 2, 2, 64, 4),
+        (16, 16, 4, 1, 4, 64, 4),
+        (8, 8, 4, 1, 4, 64, 4),
+        (8, 8, 2, 2, 2, 64, 3),
+    )
+    best, best_cost = None, float("inf")
+    for shape, split_k in product(shapes, SPLIT_K):
+        cfg = W8A8Config(*shape, split_k=split_k)
+        if any(True for _ in cfg.reasons(prob, device)):
+            continue
+        waves = ceil_div(cfg.tiles(prob) * split_k, sms)
+        work = cfg.block_m * cfg.block_n / 64 + (cfg.block_m + cfg.block_n) / 2 + 16  # a k step: tensor, loads, rest
+        cost = waves * (work * ceil_div(cfg.k_tiles(prob), split_k) * cfg.block_k + 2 * cfg.block_m * cfg.block_n)
+        cost += 4 * cfg.block_m * cfg.block_n * (split_k > 1)
+        if cost < best_cost:
+            best, best_cost = cfg, cost
+    return best or W8A8Config(8, 8, 1, 2, 1, 64, 2, 1)

@@ -1,0 +1,63 @@
+// Tensor-core instructions and which lane holds what. Layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16" and
+// "... mma.m16n8k32". With g = lane / 4, t = lane % 4, and e elements to a 32-bit register (2, or 4 for 8-bit types):
+//   A (16 x K, rows = features): register r holds row g + 8 (r & 1), k from e t + 4 e (r >> 1)
+//   B (K x 8, columns = tokens): register r holds column g, k from e t + 4 e r
+//   C, D (16 x 8): element c holds row g + 8 (c >> 1), column 2 t + (c & 1)
+// cupyq/layout.py states the same tables for Python; tests compare the two through the emulator.
+#pragma once
+
+template <class T>
+struct Mma;
+
+template <>
+struct Mma<Half> {
+    __device__ __forceinline__ static void run(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+};
+
+template <>
+struct Mma<Bfloat16> {
+    __device__ __forceinline__ static void run(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+};
+
+// 8-bit weights and activations. Accumulator: the type the tensor core sums in.
+struct Int8 {
+    using Accumulator = int;
+};
+
+struct E4m3 {
+    using Accumulator = float;
+};
+
+template <>
+struct Mma<Int8> {
+    __device__ __forceinline__ static void run(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+};
+
+template <>
+struct Mma<E4m3> {
+    __device__ __forceinline__ static void run(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+};

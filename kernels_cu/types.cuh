@@ -1,0 +1,18 @@
+// Names for fixed-width types. The kernels include no header of CUDA or C++, so that NVRTC needs none installed.
+#pragma once
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+// One 16-byte piece, the widest access of a lane.
+struct alignas(16) Vec16 {
+    u32 w[4];
+};
+
+constexpr int kWarpSize = 32;
+
+__device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
+__device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }

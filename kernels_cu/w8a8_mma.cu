@@ -1,0 +1,161 @@
+// y[M, N] = (x[M, K] @ w[K, N]) * x_scale[M] * w_scale[N] + bias with 8-bit x and w, on mma.sync tensor cores
+// (int8: sm_80 and later; e4m3: sm_89 and later). Scales are applied once, to the finished sum.
+//
+// As in w4a16_mma.cu weights are the A operand: a unit is 16 features x 32 k, one 16-byte load a lane is the whole
+// fragment of one mma. Each warp copies the weights it reads; x is shared by the CTA.
+#include "types.cuh"
+#include "ptx.cuh"
+#include "elements.cuh"
+#include "mma.cuh"
+#include "activations.cuh"
+#include "epilogue.cuh"
+
+// Q               Int8 or E4m3: type of x and w
+// T               element type of y
+// kBlockM         tokens of a CTA tile
+// kStrips         strips (16 features) of a warp
+// kWarpTokens     tokens of a warp: warps along M share the tile's tokens, each reading the weights of its strips
+// kWarpsN, kWarpsK  warps along the features and along k
+// kWarpK          k of a warp in one stage
+// kStages         stages of the pipeline
+// kAligned        rows of x start at multiples of 16 bytes and K is a multiple of 16
+// kVector         features stored at once
+template <class Q, class T, int kBlockM, int kWarpTokens, int kStrips, int kWarpsN, int kWarpsK, int kWarpK,
+          int kStages, bool kAligned, int kVector>
+struct W8A8 {
+    using Sum = typename Q::Accumulator;
+    static constexpr int kWarpsM = kBlockM / kWarpTokens;
+    static constexpr int kWarps = kWarpsM * kWarpsN * kWarpsK;
+    static constexpr int kThreads = kWarps * kWarpSize;
+    static constexpr int kBlockN = kWarpsN * kStrips * 16;
+    static constexpr int kBlockK = kWarpsK * kWarpK;
+    static constexpr int kUnits = kWarpK / 32;       // units of a strip in a warp's share of a stage: mma steps
+    static constexpr int kTokens = kWarpTokens / 8;  // n8 columns of tokens of a warp
+
+    static_assert(kWarpTokens % 8 == 0 && kBlockM % kWarpTokens == 0, "warps along M share the tile's tokens evenly");
+    static_assert(kWarpK % 64 == 0, "one ldmatrix.x4 holds 64 k of eight tokens");
+    static_assert(kStages >= 2, "one stage is filled while another is read");
+
+    using X = ActivationTile<kThreads, kBlockM, kBlockK, 1, kAligned>;
+    using Out = Epilogue<Sum, T, kThreads, kBlockM, kBlockN, kWarpsK, kVector>;
+
+    // Weights of a stage: [warp_n][warp_k][strip][unit][lane], 16 bytes each; warps along M copy a share each.
+    static constexpr int kPieces = kStrips * kUnits;  // 512-byte pieces of one (warp_n, warp_k)
+    static constexpr int kWeightsAt = X::kBytes;
+    static constexpr int kStageBytes = ceil_div(kWeightsAt + kWarpsN * kWarpsK * kPieces * 512, 128) * 128;
+    static constexpr int kSharedBytes = max_of(kStages * kStageBytes, Out::kSharedBytes);
+
+    __device__ __forceinline__ static void run(const char* weights, const float* weight_scales, const u8* x,
+                                               const float* x_scales, u16* y, const u16* bias, u32* partials,
+                                               u32* arrivals, int m, int n, int k, int row_stride, int splits) {
+        extern __shared__ __align__(128) char shared_memory[];
+        const u32 shared = shared_address(shared_memory);
+        const int lane = static_cast<int>(threadIdx.x) % kWarpSize, warp = static_cast<int>(threadIdx.x) / kWarpSize;
+        const int warp_k = warp % kWarpsK, warp_n = warp / kWarpsK % kWarpsN, warp_m = warp / (kWarpsK * kWarpsN);
+
+        const int m_tiles = (m + kBlockM - 1) / kBlockM, n_tiles = (n + kBlockN - 1) / kBlockN;
+        const int tile = static_cast<int>(blockIdx.x) % (m_tiles * n_tiles);
+        const int split = static_cast<int>(blockIdx.x) / (m_tiles * n_tiles);
+        const int m0 = tile % m_tiles * kBlockM, n0 = tile / m_tiles * kBlockN;
+
+        const int units = (k + 31) / 32;
+        const int last_strip = (n + 15) / 16 - 1, strip0 = n0 / 16 + warp_n * kStrips;
+        const int stages = (k + kBlockK - 1) / kBlockK;
+        const int stages_a_split = (stages + splits - 1) / splits;
+        const int first = min(split * stages_a_split, stages), last = min(first + stages_a_split, stages);
+
+        const X x_tile(x + static_cast<long long>(m0) * row_stride, m - m0, k, row_stride, threadIdx.x);
+        const char* strip_at[kStrips];
+#pragma unroll
+        for (int s = 0; s < kStrips; ++s) {
+            // Strips past N repeat the last one; their results are never stored.
+            strip_at[s] = weights + (static_cast<long long>(min(strip0 + s, last_strip)) * units * 32 + lane) * 16;
+        }
+        const int group = warp_n * kWarpsK + warp_k;
+
+        const auto copy_stage = [&](int stage, int slot) {
+            const u32 base = shared + slot * kStageBytes;
+            x_tile.copy(base, stage * kBlockK);
+            const u32 to = base + kWeightsAt + group * kPieces * 512 + lane * 16;
+            const int unit0 = (stage * kBlockK + warp_k * kWarpK) / 32;
+#pragma unroll
+            for (int s = 0; s < kStrips; ++s) {
+#pragma unroll
+                for (int u = 0; u < kUnits; ++u) {
+                    const int piece = s * kUnits + u;
+                    if (kWarpsM > 1 && piece % kWarpsM != warp_m) continue;
+                    // Past the last unit x is zero: any weights will do.
+                    copy_async_16(to + piece * 512, strip_at[s] + static_cast<u32>(min(unit0 + u, units - 1)) * 512u);
+                }
+            }
+        };
+
+        Sum sums[kStrips][kTokens][4];
+#pragma unroll
+        for (int s = 0; s < kStrips; ++s) {
+#pragma unroll
+            for (int j = 0; j < kTokens; ++j) sums[s][j][0] = sums[s][j][1] = sums[s][j][2] = sums[s][j][3] = Sum(0);
+        }
+
+#pragma unroll
+        for (int i = 0; i < kStages - 1; ++i) {
+            if (first + i < last) copy_stage(first + i, i);
+            copy_async_commit();
+        }
+
+        const u32 x_warp = warp_m * kWarpTokens * kBlockK;
+        const u32 x_lane[2] = {X::lane_offset(lane, 0) + x_warp, X::lane_offset(lane, 1) + x_warp};
+        int slot = 0, free_slot = kStages - 1;
+        for (int stage = first; stage < last; ++stage) {
+            copy_async_wait<kStages - 2>();
+            __syncthreads();  // this stage is there for all; all have left the slot that is filled next
+            if (stage + kStages - 1 < last) copy_stage(stage + kStages - 1, free_slot);
+            copy_async_commit();
+
+            const u32 base = shared + slot * kStageBytes;
+            const u32 weights_at = base + kWeightsAt + group * kPieces * 512 + lane * 16;
+#pragma unroll
+            for (int quad = 0; quad < kUnits / 2; ++quad) {  // 64 k: four 16-byte columns of x, two mma steps
+                // warp_k * kWarpK is a multiple of 64; which half of a 128-byte row it falls in may depend on warp_k.
+                const int at = warp_k * (kWarpK / 64) + quad;
+                u32 b[kTokens][4];
+#pragma unroll
+                for (int j = 0; j < kTokens; ++j) {
+                    load_matrix_x4(b[j], base + x_lane[at % 2] + X::fragment_offset(j, at));
+                }
+#pragma unroll
+                for (int step = 0; step < 2; ++step) {
+#pragma unroll
+                    for (int s = 0; s < kStrips; ++s) {
+                        const Vec16 a = load_shared_16(weights_at + (s * kUnits + quad * 2 + step) * 512);
+#pragma unroll
+                        for (int j = 0; j < kTokens; ++j) {
+                            Mma<Q>::run(sums[s][j], a.w, b[j][step * 2], b[j][step * 2 + 1]);
+                        }
+                    }
+                }
+            }
+            slot = slot + 1 == kStages ? 0 : slot + 1;
+            free_slot = free_slot + 1 == kStages ? 0 : free_slot + 1;
+        }
+        copy_async_wait<0>();
+        __syncthreads();  // the pipeline's memory becomes the epilogue's
+
+        u32* tile_sums = reinterpret_cast<u32*>(shared_memory);
+#pragma unroll
+        for (int s = 0; s < kStrips; ++s) {
+#pragma unroll
+            for (int j = 0; j < kTokens; ++j) {
+                Out::put(tile_sums, warp_k, (warp_n * kStrips + s) * 16, warp_m * kWarpTokens + j * 8, lane,
+                         sums[s][j]);
+            }
+        }
+        Out::run(tile_sums, y, bias, partials, arrivals, tile, split, splits, m0, n0, m, n,
+                 [&](int token, int feature, Sum sum) {
+                     // The smaller scale first: no intermediate over- or underflows unless the result does.
+                     const float a = x_scales[token];
+                     const float b = weight_scales[(feature >> 4) * 16 + (feature & 7) * 2 + ((feature >> 3) & 1)];
+                     return static_cast<float>(sum) * fminf(a, b) * fmaxf(a, b);
+                 });
+    }
+};
