@@ -50,7 +50,7 @@ DOCS_STAMP := $(VENV)/.cupyq-docs
 .PHONY: help tune test test-all lint format docs bench bench-static doctor clean distclean
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 tune: $(RUN_STAMP)  ## tune all-MiniLM-L6-v2's layers into tuning.db (DEVICE=name, TUNE_DB=file, ARGS=...)
 	@$(PY) -m cupyq.tune $(if $(DEVICE),--device $(DEVICE)) --shapes "$$($(PY) examples/minilm.py --shapes)" --db $(TUNE_DB) $(ARGS)
