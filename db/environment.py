@@ -1,0 +1,141 @@
+"""What this process runs: the facts that a stored time depends on, and that make an old row `stale`."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.metadata
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+from cupyq.db.values import text
+from cupyq.errors import CupyqError
+
+SourceHash = Callable[[Mapping[str, Any], Mapping[str, Any]], "str | None"]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The versions that a stored time depends on; None where a fact is not known here.
+
+    Parameters
+    ----------
+    driver_version : str, optional
+        Of the CUDA driver, such as "13.0"; only the part before the first dot decides staleness.
+    nvrtc_version : str, optional
+        Major and minor, such as "13.0".
+    library : str, optional
+        Digest of every kernel template and of the code that fills them in.
+    source_hash : callable, optional
+        `(config, problem) -> str or None`: the hash of the source that this library generates for a stored config
+        (a dict with "family") and problem (a dict of its fields); None when it no longer can.
+    cupy_version, cupyq_version : str, optional
+        Recorded beside each trial; they make nothing stale.
+    """
+
+    driver_version: str | None = None
+    nvrtc_version: str | None = None
+    library: str | None = None
+    source_hash: SourceHash | None = field(default=None, repr=False, compare=False)
+    cupy_version: str | None = None
+    cupyq_version: str | None = None
+
+    @classmethod
+    def here(cls) -> Environment:
+        """Return the facts of this process; read once, with no CUDA context and without importing CuPy."""
+        return _here()
+
+    def parameters(self, sources: str) -> dict[str, str | None]:
+        """Return the parameters of `views.judged`; `sources` is a JSON list of the hashes that are current."""
+        return {
+            "driver_version": self.driver_version,
+            "nvrtc_version": self.nvrtc_version,
+            "library": self.library if self.source_hash else None,
+            "sources": sources,
+        }
+
+
+@functools.lru_cache(maxsize=1)
+def _here() -> Environment:
+    return Environment(
+        driver_version=_driver_version(),
+        nvrtc_version=_nvrtc_version(),
+        library=_library_digest(),
+        source_hash=_source_hash,
+        cupy_version=_version_of("cupy", "cupy-cuda13x", "cupy-cuda12x"),
+        cupyq_version=_version_of("cupyq"),
+    )
+
+
+def _version_of(*names: str) -> str | None:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _driver_version() -> str | None:
+    """Return the CUDA version of the driver, asked of the driver itself: this needs no context and no CuPy."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        value = ctypes.c_int(0)
+        if driver.cuDriverGetVersion(ctypes.byref(value)) != 0 or value.value == 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return f"{value.value // 1000}.{value.value % 1000 // 10}"
+
+
+def _nvrtc_version() -> str | None:
+    try:
+        from cupyq import compiler
+
+        return major_minor(compiler.nvrtc_version())
+    except (CupyqError, ImportError, AttributeError, OSError):
+        return None
+
+
+def major_minor(version: Any) -> str | None:
+    """Return "13.0" for "13.0.88", (13, 0) and "13.0"."""
+    if version is None:
+        return None
+    parts = version.split(".") if isinstance(version, str) else list(version)
+    return ".".join(str(part) for part in parts[:2])
+
+
+def _library_digest() -> str | None:
+    digest = hashlib.sha256()
+    try:
+        for package, endings in (("cupyq.kernels_cu", (".cu", ".cuh")), ("cupyq.kernels", (".py",))):
+            entries = sorted(resources.files(package).iterdir(), key=lambda entry: entry.name)
+            for entry in entries:
+                if entry.name.endswith(endings):
+                    content = entry.read_bytes()
+                    digest.update(f"{package}/{entry.name} {len(content)}\n".encode())
+                    digest.update(content)
+    except (ImportError, OSError):
+        return None
+    return digest.hexdigest()[:32]
+
+
+def _source_hash(config: Mapping[str, Any], problem: Mapping[str, Any]) -> str | None:
+    return _cached_source_hash(text(config), tuple(sorted(problem.items())))
+
+
+@functools.lru_cache(maxsize=4096)
+def _cached_source_hash(config: str, problem: tuple[tuple[str, Any], ...]) -> str | None:
+    import json
+
+    try:
+        from cupyq import kernels
+
+        return kernels.source_hash(kernels.config_from_dict(json.loads(config)), kernels.Problem(**dict(problem)))
+    except (CupyqError, ImportError, AttributeError, LookupError, TypeError, ValueError):
+        # A config of another version that this one cannot read is not current; that is all there is to say of it.
+        return None
