@@ -69,7 +69,7 @@ class _Grid:
 def quantize(
     w: Array,
     scheme: str = "w4a16",
-    group_size: int | None = None,
+    group_size: int | None = 128,
     symmetric: bool = True,
     *,
     clip: str = "none",
@@ -88,8 +88,8 @@ def quantize(
         "w4a16": 4-bit codes. "w8a8-int8", "w8a8-fp8": 8-bit codes with one float32 scale an output feature, for
         activations that are quantized on the fly.
     group_size : int, optional
-        Consecutive k that share a scale, for w4a16: 16, 32, 64, 128 (default), 256, or -1 for the whole column.
-        w8a8 knows only -1.
+        Consecutive k that share a scale, for w4a16: 16, 32, 64, 128 or 256, or -1 for the whole column. w8a8 always
+        has one scale a column (-1).
     symmetric : bool
         w4a16: True fixes the zero point at code 8 and takes the smallest scale that clips no weight,
         ``max(max(w) / 7, -min(w) / 8)``; False stores an integer zero point 0..15 a group and the scale

@@ -281,9 +281,12 @@ def check_scheme(scheme: str) -> str:
 
 
 def check_group_size(group_size: int | None, scheme: str) -> int:
-    """Return a legal group size for `scheme`; None means its default (128 for w4a16, -1 for w8a8)."""
+    """Return a legal group size for `scheme`; None means its default (128 for w4a16, -1 for w8a8).
+
+    w8a8 has one group size; 128, the default of functions that serve every scheme, stands for it there.
+    """
     if scheme != "w4a16":
-        if group_size not in (None, -1):
+        if isinstance(group_size, bool) or group_size not in (None, -1, 128):
             raise ArgumentError(f"group_size must be -1 for {scheme} (one scale an output feature), got {group_size!r}")
         return -1
     if group_size is None:
@@ -315,6 +318,7 @@ def _whole(value: Any, name: str, at_least: int) -> int:
 
 
 def _expect_dtype(array: Array, name: str, dtypes: tuple[np.dtype, ...]) -> None:
+    namespace_of(array, name)
     if np.dtype(array.dtype) not in dtypes:
         raise DTypeError(f"{name} must be {' or '.join(d.name for d in dtypes)}, got {np.dtype(array.dtype).name}")
 
@@ -376,7 +380,7 @@ def pack(
     zeros: Array | None = None,
     *,
     scheme: str,
-    group_size: int | None = None,
+    group_size: int | None = 128,
     perm: Array | None = None,
 ) -> QuantizedWeight:
     """Pack codes made elsewhere. The inverse of :func:`unpack`, bit for bit.
@@ -396,7 +400,7 @@ def pack(
     scheme : str
         "w4a16", "w8a8-int8" or "w8a8-fp8".
     group_size : int, optional
-        16, 32, 64, 128, 256 or -1 (the whole column). Default: 128 for w4a16; w8a8 knows only -1.
+        16, 32, 64, 128 (default) or 256, or -1 for the whole column. w8a8 always has -1.
     perm : (K,) of an integer dtype, optional
         Act order: row i of `codes` belongs to input feature ``perm[i]``. Groups run over rows of `codes`.
 

@@ -1,0 +1,409 @@
+"""What every operation means, in NumPy: the oracle of the tests, and the path that NumPy inputs take.
+
+`matmul` accumulates in float64 and returns float64; `bound` says how far a kernel may be from it, and `compare` holds
+a result against both. `product` is the one for users: float32 BLAS on blocks of dequantized weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import layout
+from .arrays import (
+    BFLOAT16,
+    FLOAT8,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    FP8_MAX,
+    Array,
+    float8_decode,
+    float8_encode,
+    is_cupy,
+    namespace_of,
+)
+from .errors import ArgumentError, DTypeError, ShapeError
+from .weights import ZERO4, QuantizedWeight, codes_of, expect_weight
+
+LARGEST_CODE = {"w8a8-int8": 127.0, "w8a8-fp8": FP8_MAX}
+"""Schemes with quantized activations, and the code that the largest magnitude of a row maps to."""
+
+SMALLEST_SCALE = 2.0**-126
+"""Least scale of a row of activations: GPUs flush smaller float32 values to zero."""
+
+# 1024 products of two int8 codes sum to at most 2**24: float32 BLAS is exact on pieces of K this long.
+_EXACT_K = 1024
+
+# Output features dequantized at once: large enough for BLAS, small enough not to double the memory of a layer.
+_BLOCK_STRIPS = 64
+
+_UNIT_ROUNDOFF = {FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8, FLOAT32: 2.0**-24, FLOAT64: 2.0**-53}
+_LEAST_STEP = {FLOAT16: 2.0**-24, BFLOAT16: 2.0**-126, FLOAT32: 2.0**-126, FLOAT64: 0.0}
+_LARGEST = {FLOAT16: 65504.0, BFLOAT16: float.fromhex("0x1.FEp127"), FLOAT32: float.fromhex("0x1.FFFFFEp127")}
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def dequantize(qw: QuantizedWeight, dtype: str | np.dtype = "float32") -> Array:
+    """Return the weight that `qw` stands for, ``w[k, n] = (code - zero) * scale``.
+
+    Parameters
+    ----------
+    qw : QuantizedWeight
+    dtype : str or dtype
+        float16, bfloat16, float32 (exact for w4a16) or float64 (exact).
+
+    Returns
+    -------
+    (K, N) of `dtype`, in the memory of `qw`; rows in the order of x's columns (act order is undone)
+    """
+    expect_weight(qw)
+    dtype = _float_dtype(dtype)
+    xp = namespace_of(qw.packed, "packed")
+    wide = FLOAT64 if dtype == FLOAT64 else FLOAT32
+    out = xp.empty((qw.k, qw.n), dtype=dtype)
+    with np.errstate(over="ignore"):  # a weight beyond float16 is infinity, as on a GPU
+        for columns, values in _column_blocks(qw, wide):
+            if qw.perm is None:
+                out[:, columns] = values.astype(dtype, copy=False)
+            else:
+                out[qw.perm, columns] = values.astype(dtype, copy=False)
+    return out
+
+
+def _float_dtype(dtype: str | np.dtype) -> np.dtype:
+    found = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
+    if found not in _UNIT_ROUNDOFF:
+        raise DTypeError(f"dtype must be float16, bfloat16, float32 or float64, got {found.name}")
+    return found
+
+
+def _column_blocks(qw: QuantizedWeight, dtype: np.dtype, scaled: bool = True) -> Iterator[tuple[slice, Array]]:
+    """Yield (columns, (K, columns) weights of `dtype` in packed row order), a block of strips at a time."""
+    count = layout.strips(qw.n)
+    for first in range(0, count, _BLOCK_STRIPS):
+        last = min(first + _BLOCK_STRIPS, count)
+        columns = slice(first * layout.STRIP, min(last * layout.STRIP, qw.n))
+        yield columns, _block(qw, first, last, columns.stop - columns.start, dtype, scaled)
+
+
+def _block(qw: QuantizedWeight, first: int, last: int, columns: int, dtype: np.dtype, scaled: bool) -> Array:
+    codes = codes_of(qw, first, last)
+    values = float8_decode(codes).astype(dtype, copy=False) if qw.scheme == "w8a8-fp8" else codes.astype(dtype)
+    if qw.scheme == "w4a16" and qw.zeros is None:
+        values -= dtype.type(ZERO4)
+    size = qw.k if qw.group_size == -1 else qw.group_size
+    whole = qw.k // size * size
+    parts = [(values[:whole].reshape(-1, size, columns), slice(0, whole // size))] if whole else []
+    if whole < qw.k:
+        parts.append((values[None, whole:], slice(whole // size, qw.groups)))
+    zeros = None if qw.zeros is None else layout.deinterleave(qw.zeros[first:last], columns).astype(dtype)
+    scales = layout.deinterleave(qw.scales[first:last], columns).astype(dtype)
+    for part, groups in parts:  # views of `values`
+        if zeros is not None:
+            part -= zeros[groups, None]
+        if scaled:
+            part *= scales[groups, None]
+    return values
+
+
+# --- activations ------------------------------------------------------------------------------------------------------
+
+
+def quantize_activations(x: Array, scheme: str, scale: float | None = None) -> tuple[Array, Array]:
+    """Quantize activations to 8 bits, row by row.
+
+    ``x_scale = max|row| / 127`` (int8) or ``/ 448`` (fp8) in float32, and ``code = x / x_scale``, rounded half to even
+    and saturated. A row of zeros gets the scale 1. A row that holds NaN or infinity gets that as its scale, so the
+    product's row is not finite either; int8 has no NaN and stores 0 for it.
+
+    Parameters
+    ----------
+    x : (..., K) float16, bfloat16 or float32; NumPy or CuPy
+    scheme : str
+        "w8a8-int8" or "w8a8-fp8".
+    scale : float, optional
+        A scale fixed beforehand, for every row (static quantization); codes saturate at -128..127 or +-448.
+
+    Returns
+    -------
+    codes : (..., K) int8 or float8_e4m3fn (on CuPy its bit patterns as uint8)
+    x_scale : (...,) float32
+    """
+    if scheme not in LARGEST_CODE:
+        raise ArgumentError(f"scheme must be {' or '.join(map(repr, LARGEST_CODE))}, got {scheme!r}")
+    xp = namespace_of(x, "x")
+    if np.dtype(x.dtype) not in (FLOAT16, BFLOAT16, FLOAT32):
+        raise DTypeError(f"x must be float16, bfloat16 or float32, got {np.dtype(x.dtype).name}")
+    if x.ndim == 0 or x.shape[-1] == 0:
+        raise ShapeError(f"x must have shape (..., K) with K >= 1, got {tuple(x.shape)}")
+    wide = x.astype(np.float32)
+    if scale is None:
+        largest = xp.abs(wide).max(axis=-1)
+        x_scale = xp.maximum(largest / np.float32(LARGEST_CODE[scheme]), np.float32(SMALLEST_SCALE))
+        x_scale = xp.where(largest == 0, np.float32(1), x_scale).astype(np.float32)
+    else:
+        number = float(scale)
+        if not (SMALLEST_SCALE <= number <= _LARGEST[FLOAT32]):
+            raise ArgumentError(f"scale must be a positive, finite float32 of at least 2**-126, got {scale!r}")
+        x_scale = xp.full(x.shape[:-1], number, dtype=np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):  # inf / inf; x / a static scale
+        steps = wide / x_scale[..., None]
+    if scheme == "w8a8-fp8":
+        bits = float8_encode(steps)
+        return (bits if is_cupy(bits) else bits.view(FLOAT8)), x_scale
+    steps = xp.where(xp.isnan(steps), np.float32(0), steps)
+    return xp.clip(xp.rint(steps), -128, 127).astype(np.int8), x_scale
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def _rows(x: np.ndarray, qw: QuantizedWeight) -> np.ndarray:
+    """Return x as (M, K), columns in packed order."""
+    expect_weight(qw)
+    if x.ndim == 0 or x.shape[-1] != qw.k:
+        raise ShapeError(f"x must have shape (..., {qw.k}) to match the weight's K, got {tuple(x.shape)}")
+    rows = x.reshape(-1, qw.k)
+    return rows if qw.perm is None else rows[:, qw.perm]
+
+
+def matmul(
+    x: np.ndarray, qw: QuantizedWeight, bias: np.ndarray | None = None, *, x_scale: np.ndarray | None = None
+) -> np.ndarray:
+    """Return what ``x @ w + bias`` means, accumulated in float64.
+
+    Parameters
+    ----------
+    x : (..., K)
+        Any float dtype. For w8a8, :func:`quantize_activations` is applied first; or its codes, with `x_scale`.
+    qw : QuantizedWeight, NumPy
+    bias : (N,), optional
+    x_scale : (...,) float32, optional
+        w8a8: x is quantized already, and these are its scales.
+
+    Returns
+    -------
+    (..., N) float64
+    """
+    expect_weight(qw)
+    if qw.scheme == "w4a16":
+        rows = _rows(x, qw).astype(np.float64)
+        y = np.empty((rows.shape[0], qw.n))
+        for columns, values in _column_blocks(qw, FLOAT64):
+            y[:, columns] = rows @ values
+    else:
+        codes, x_scale = quantize_activations(x, qw.scheme) if x_scale is None else (x, x_scale)
+        with np.errstate(invalid="ignore"):  # a row with an infinite scale: 0 * inf is NaN
+            y = accumulate(codes, qw).reshape(-1, qw.n) * x_scale.reshape(-1, 1).astype(np.float64)
+            y *= layout.deinterleave(qw.scales, qw.n).astype(np.float64)
+    if bias is not None:
+        y = y + bias.astype(np.float64)
+    return y.reshape(*x.shape[:-1], qw.n)
+
+
+def accumulate(codes: np.ndarray, qw: QuantizedWeight) -> np.ndarray:
+    """Return the unscaled sums of products of 8-bit codes: (..., N).
+
+    int8: int64, exact, however long K is. fp8: float64.
+    """
+    rows = _rows(codes, qw)
+    if qw.scheme == "w8a8-int8":
+        y = np.zeros((rows.shape[0], qw.n))
+        for columns, values in _column_blocks(qw, FLOAT32, scaled=False):
+            for start in range(0, qw.k, _EXACT_K):
+                piece = slice(start, start + _EXACT_K)
+                y[:, columns] += rows[:, piece].astype(np.float32) @ values[piece]
+        return y.astype(np.int64).reshape(*codes.shape[:-1], qw.n)
+    wide = float8_decode(rows).astype(np.float64)
+    y = np.empty((rows.shape[0], qw.n))
+    for columns, values in _column_blocks(qw, FLOAT64, scaled=False):
+        y[:, columns] = wide @ values
+    return y.reshape(*codes.shape[:-1], qw.n)
+
+
+def product(
+    x: np.ndarray,
+    qw: QuantizedWeight,
+    bias: np.ndarray | None = None,
+    *,
+    x_scale: np.ndarray | None = None,
+    dtype: np.dtype | None = None,
+) -> np.ndarray:
+    """Return ``x @ w + bias`` in `dtype` (x's own by default), fast: float32 BLAS, a block of features at a time.
+
+    w8a8-int8 sums are exact. Otherwise like :func:`matmul`, whose arguments it shares.
+    """
+    expect_weight(qw)
+    dtype = np.dtype(x.dtype) if dtype is None else dtype
+    y: np.ndarray
+    if qw.scheme == "w4a16":
+        rows = _rows(x, qw).astype(np.float32)
+        y = np.empty((rows.shape[0], qw.n), dtype=np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for columns, values in _column_blocks(qw, FLOAT32):
+                np.matmul(rows, values, out=y[:, columns])
+    else:
+        codes, x_scale = quantize_activations(x, qw.scheme) if x_scale is None else (x, x_scale)
+        sums = accumulate(codes, qw) if qw.scheme == "w8a8-int8" else _float8_sums(codes, qw)
+        with np.errstate(over="ignore", invalid="ignore"):
+            y = sums.reshape(-1, qw.n) * x_scale.reshape(-1, 1).astype(np.float64)
+            y *= layout.deinterleave(qw.scales, qw.n)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if bias is not None:
+            y += bias.astype(y.dtype)
+        return y.astype(dtype).reshape(*x.shape[:-1], qw.n)
+
+
+def _float8_sums(codes: np.ndarray, qw: QuantizedWeight) -> np.ndarray:
+    rows = float8_decode(_rows(codes, qw))
+    y = np.empty((rows.shape[0], qw.n), dtype=np.float32)
+    for columns, values in _column_blocks(qw, FLOAT32, scaled=False):
+        np.matmul(rows, values, out=y[:, columns])
+    return y
+
+
+# --- how far a kernel may be off --------------------------------------------------------------------------------------
+
+
+def bound(
+    x: np.ndarray,
+    qw: QuantizedWeight,
+    dtype: str | np.dtype,
+    bias: np.ndarray | None = None,
+    *,
+    x_scale: np.ndarray | None = None,
+    scaled_weights: bool = False,
+    accumulator_bits: int = 24,
+    likely: bool = False,
+) -> np.ndarray:
+    """Return how far a right kernel's result may be from :func:`matmul`, element by element.
+
+    With u = 2**-24 (float32) and A = |x| @ |w|, the terms are:
+
+    - accumulation, ``gamma(K + 16) * A`` with ``gamma(n) = n u / (1 - n u)``: any order of K additions in float32
+      (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1; products of 16-bit floats and
+      4-bit codes are exact), and 16 more for scales, splits and warps. Tensor cores that truncate stay within it:
+      they round once per 4 to 16 products. int8 sums are exact: ``4 u |y|`` for conversion and scales.
+    - weights scaled in 16 bits before the product: ``v A`` with v the unit roundoff of `dtype`, and half of its
+      smallest step for each \\|x\\|.
+    - fp8 tensor cores that keep fewer bits (about 14 on Hopper and Ada) and hand over to float32 every 128 k, four
+      instructions: ``4 * 2**(1 - accumulator_bits) * A``. A model, not a theorem.
+    - bias, one float32 addition: ``u (|y| + |bias|)``.
+    - rounding of the result to `dtype`: ``v |y|``, at least half of its smallest step.
+
+    Parameters
+    ----------
+    x, qw, bias, x_scale
+        As for :func:`matmul`.
+    dtype : str or dtype
+        float16, bfloat16 or float32: of the result.
+    scaled_weights : bool
+        The kernel multiplies weights by scales in `dtype`.
+    accumulator_bits : int
+        Significant bits of fp8 accumulators within 128 k: 24, or 14 on GPUs that keep no more.
+    likely : bool
+        Replace K in gamma by ``8 sqrt(K)``: what rounding errors of mean zero stay under with overwhelming
+        probability (Higham and Mary, 2019). For data of random signs; catches far smaller faults.
+
+    Returns
+    -------
+    (..., N) float64, positive
+    """
+    dtype = _float_dtype(dtype)
+    y = np.abs(matmul(x, qw, x_scale=x_scale))
+    u, v, step = 2.0**-24, _UNIT_ROUNDOFF[dtype], _LEAST_STEP[dtype]
+    if qw.scheme == "w8a8-int8":
+        error = 4 * u * y
+    else:
+        size = _absolute_product(x, qw, x_scale)
+        steps = (min(8 * np.sqrt(qw.k), qw.k) if likely else qw.k) + 16
+        error = steps * u / (1 - steps * u) * size
+        if qw.scheme == "w8a8-fp8" and accumulator_bits < 24:
+            error += 4 * 2.0 ** (1 - accumulator_bits) * size
+        if scaled_weights:
+            reach = np.abs(x.reshape(-1, qw.k).astype(np.float64)).sum(axis=1).reshape(*x.shape[:-1], 1)
+            error += v * size + step / 2 * reach
+    error += qw.k * 2.0**-126  # each addition may flush a subnormal
+    if bias is not None:
+        exact = np.abs(matmul(x, qw, bias, x_scale=x_scale))
+        error += u * (y + np.abs(bias.astype(np.float64)) + error)
+        y = exact
+    return error + np.maximum(v * (y + error), step / 2)
+
+
+def _absolute_product(x: np.ndarray, qw: QuantizedWeight, x_scale: np.ndarray | None) -> np.ndarray:
+    """Return |x| @ |w| in float64, with x as the kernel sees it (quantized, for w8a8)."""
+    if qw.scheme == "w4a16":
+        rows = np.abs(_rows(x, qw).astype(np.float64))
+    else:
+        codes, x_scale = quantize_activations(x, qw.scheme) if x_scale is None else (x, x_scale)
+        values = float8_decode(codes) if qw.scheme == "w8a8-fp8" else codes
+        rows = np.abs(_rows(values.astype(np.float64) * x_scale[..., None].astype(np.float64), qw))
+    y = np.empty((rows.shape[0], qw.n))
+    for columns, weights in _column_blocks(qw, FLOAT64):
+        y[:, columns] = rows @ np.abs(weights)
+    return y.reshape(*x.shape[:-1], qw.n)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a result stands against the reference and its bound.
+
+    Attributes
+    ----------
+    worst : float
+        Largest ``|got - want| / bound``; infinite where `got` is NaN or an unwarranted infinity. 0 for empty results.
+    at : tuple of int
+        Where that is.
+    got, want, bound : float
+        The three values there.
+    """
+
+    worst: float
+    at: tuple[int, ...]
+    got: float
+    want: float
+    bound: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether every element lies within its bound."""
+        return self.worst <= 1
+
+    def __str__(self) -> str:
+        relation = "within" if self.ok else "outside"
+        return (
+            f"{relation} the bound: at {self.at} got {self.got:.9g}, want {self.want:.9g} +- {self.bound:.3g} "
+            f"({self.worst:.3g} of the bound)"
+        )
+
+
+def compare(got: np.ndarray, want: np.ndarray, limit: np.ndarray) -> Comparison:
+    """Hold a kernel's result against :func:`matmul` and :func:`bound`.
+
+    An infinity is right where ``|want| + limit`` rounds to one in the dtype of `got`; NaN is right where `want` is NaN.
+
+    Parameters
+    ----------
+    got : (..., N) float16, bfloat16 or float32
+    want, limit : (..., N) float64
+    """
+    if got.shape != want.shape:
+        raise ShapeError(f"got has shape {got.shape}, want has {want.shape}")
+    if got.size == 0:
+        return Comparison(0.0, (), 0.0, 0.0, 0.0)
+    largest = _LARGEST[np.dtype(got.dtype)]
+    overflow = largest * (1 + _UNIT_ROUNDOFF[np.dtype(got.dtype)])
+    values = got.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        ratio = np.abs(values - want) / limit
+        infinite = np.isinf(values) & (np.sign(values) == np.sign(want)) & (np.abs(want) + limit >= overflow)
+    ratio = np.where(infinite | (np.isnan(values) & np.isnan(want)), 0.0, ratio)
+    ratio = np.where(np.isnan(ratio), np.inf, ratio)
+    at = tuple(int(i) for i in np.unravel_index(int(ratio.argmax()), ratio.shape))
+    return Comparison(float(ratio[at]), at, float(values[at]), float(want[at]), float(limit[at]))
