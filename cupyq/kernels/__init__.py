@@ -1,4 +1,4 @@
-"""The kernels' catalogue: problems, configs (a kernel's tunables), legality with reasons, launches, generated source."""
+"""The catalogue of kernels: problems, configs (a kernel's tunables), legality with reasons, launches, source."""
 
 from .call import Call, call
 from .catalogue import FAMILIES, check, configs, default, from_dict, helper_configs

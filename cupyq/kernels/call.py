@@ -120,7 +120,7 @@ def call(
             raise ShapeError(
                 "x_scale is missing: the W8A8 kernel takes quantized activations and the scale of each token"
             )
-        codes = _codes(xp, prob, x, qw)
+        codes = _codes(xp, prob, x)
         scales = xp.ascontiguousarray(x_scale, dtype=np.float32).reshape(-1)
         _expect("x_scale", scales, (prob.m,), np.dtype(np.float32))
         args = (qw.packed, qw.scales, codes, scales, *tail, np.int32(codes.shape[1]), splits)
@@ -206,9 +206,8 @@ def _rows(xp: Any, x: Array, align: int) -> tuple[Array, int]:
     return x, x.strides[0] // size
 
 
-def _codes(xp: Any, prob: Problem, x: Array, qw: Any) -> Array:
+def _codes(xp: Any, prob: Problem, x: Array | None) -> Array:
     """Return activation codes as (M, padded K), zeros beyond K."""
-    del qw
     if x is None:
         raise ShapeError("x is missing: the W8A8 kernel takes the codes of the activations")
     names = ("int8",) if prob.op == "w8a8-int8" else ("float8_e4m3fn", "uint8")

@@ -65,7 +65,7 @@ def helper_configs(family: str, prob: Problem, device: Any) -> Iterator[Config]:
     modules = {"dequant": dequant, "quantize_activations": quantize_activations}
     if family not in modules:
         raise ArgumentError(f"family={family!r} is no helper kernel; accepted: {', '.join(modules)}")
-    found: Iterator[Config] = modules[family].candidates(prob)  # type: ignore[attr-defined]
+    found: Iterator[Config] = modules[family].candidates(prob)
     return (cfg for cfg in found if next(iter(cfg.reasons(prob, target)), None) is None)
 
 

@@ -22,8 +22,13 @@ REGISTER_BUDGET = 255
 class Target(Protocol):
     """What legality needs of a device; `devices.DeviceSpec` has it."""
 
-    cc: tuple[int, int]
-    shared_per_block: int
+    @property
+    def cc(self) -> tuple[int, int]:
+        """Compute capability."""
+
+    @property
+    def shared_per_block(self) -> int:
+        """Most shared memory of a block, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,16 @@ def shared_reason(shared_bytes: int, device: Target) -> Iterable[str]:
         )
 
 
+def needs_cc(what: str, least: tuple[int, int], device: Target) -> str:
+    """Return the reason that a compute capability is too low."""
+    return f"{what} needs compute capability {least[0]}.{least[1]}; this device has {device.cc[0]}.{device.cc[1]}"
+
+
+def idle_split(split_k: int, k_tiles: int, block_k: int) -> str:
+    """Return the reason that a split of K has no work."""
+    return f"split_k={split_k} leaves a split without work: K has {k_tiles} stages of {block_k}"
+
+
 def resolve(device: Any) -> Target:
     """Return the `Target` that a DeviceSpec, a catalogue name or an arch ("sm_80") means."""
     if isinstance(device, str) and device.startswith("sm_"):
@@ -110,6 +125,12 @@ def cpp_bool(value: bool) -> str:
 
 CPP_TYPES = {"float16": "Half", "bfloat16": "Bfloat16"}
 SHORT_TYPES = {"float16": "f16", "bfloat16": "bf16"}
+
+
+def short_types(prob: Problem) -> str:
+    """Return the types of a 4-bit problem for an entry's name: "f16", or "bf16_f16" with float16 scales."""
+    same = prob.dtype == prob.scale_dtype
+    return SHORT_TYPES[prob.dtype] + ("" if same else "_" + SHORT_TYPES[prob.scale_dtype])
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -10,14 +10,15 @@ from typing import ClassVar
 from .config import (
     CPP_TYPES,
     MAX_GRID,
-    SHORT_TYPES,
     Config,
     Launch,
     Target,
     ceil_div,
     choice,
     cpp_bool,
+    needs_cc,
     shared_reason,
+    short_types,
 )
 from .problem import Problem
 
@@ -62,7 +63,7 @@ class DequantConfig(Config):
             yield f"the dequantizing kernel does not read {prob.op} weights"
             return
         if device.cc < (8, 0):
-            yield f"needs compute capability 8.0; this device has {device.cc[0]}.{device.cc[1]}"
+            yield needs_cc("the dequantizing kernel", (8, 0), device)
             return
         yield from choice("warps", self.warps, WARPS)
         yield from choice("units", self.units, UNITS)
@@ -73,9 +74,7 @@ class DequantConfig(Config):
     def entry(self, prob: Problem) -> str:
         """Name of the kernel's entry function."""
         group = "col" if prob.group_size == -1 else str(prob.group_size)
-        types = SHORT_TYPES[prob.dtype] + (
-            "" if prob.dtype == prob.scale_dtype else "_" + SHORT_TYPES[prob.scale_dtype]
-        )
+        types = short_types(prob)
         edges = "" if prob.n % 8 == 0 else "_ragged_n"
         return (
             f"cupyq_dequant_w{self.warps}_u{self.units}_g{group}_{'sym' if prob.symmetric else 'asym'}_{types}{edges}"

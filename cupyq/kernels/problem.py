@@ -67,9 +67,7 @@ class Problem:
         if self.op.startswith("w8a8"):
             # 8-bit weights have one float32 scale a column; the fields take their only values, whatever the default.
             if self.group_size not in (-1, 128):
-                raise ArgumentError(
-                    f"group_size={self.group_size} with op={self.op!r}; accepted: -1 (one scale a column)"
-                )
+                raise ArgumentError(f"group_size={self.group_size}; {self.op} has one scale a column, -1")
             if not self.symmetric:
                 raise ArgumentError(f"symmetric=False with op={self.op!r}; 8-bit weights have no zero points")
             object.__setattr__(self, "group_size", -1)

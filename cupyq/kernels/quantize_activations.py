@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
 
-from .config import CPP_TYPES, SHORT_TYPES, Config, Launch, Target, ceil_div, choice, cpp_bool
+from .config import CPP_TYPES, SHORT_TYPES, Config, Launch, Target, ceil_div, choice, cpp_bool, needs_cc
 from .problem import Problem
 
 THREADS = (64, 128, 256, 512)
@@ -48,7 +48,7 @@ class QuantizeActivationsConfig(Config):
             return
         least = _LEAST_CC[prob.op]
         if device.cc < least:
-            yield f"{prob.op} needs compute capability {least[0]}.{least[1]}; this device has {device.cc[0]}.{device.cc[1]}"
+            yield needs_cc(prob.op, least, device)
             return
         yield from choice("threads", self.threads, THREADS)
         yield from choice("pieces", self.pieces, PIECES)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 
 from .config import Config
@@ -16,7 +16,7 @@ from .problem import Problem
 _INCLUDE = re.compile(r'^#include "([^"]+)"\s*$')
 
 
-@lru_cache(maxsize=None)
+@cache
 def template(name: str) -> str:
     """Return the text of `kernels_cu/<name>` with its includes inlined, each once."""
     return _inline(name, set())

@@ -11,14 +11,16 @@ from .config import (
     CPP_TYPES,
     MAX_GRID,
     REGISTER_BUDGET,
-    SHORT_TYPES,
     Config,
     Launch,
     Target,
     ceil_div,
     choice,
     cpp_bool,
+    idle_split,
+    needs_cc,
     shared_reason,
+    short_types,
 )
 from .problem import Problem
 
@@ -30,8 +32,8 @@ STAGES = (2, 3, 4, 5, 6, 8)
 SPLIT_K = (1, 2, 3, 4, 6, 8, 12, 16)
 SCALE = ("sums", "weights")
 
-# What a lane holds beside accumulators: weights in flight, fragments, addresses. Measured on compiled kernels.
-_OTHER_REGISTERS = 56
+# What a lane holds beside accumulators, fragments and scales: addresses, loop state, values in flight.
+_OTHER_REGISTERS = 76
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,12 @@ class W4A16Config(Config):
         apart = prob.group_size != -1 and not self._scales_weights(prob)
         return sums * (2 if apart else 1)
 
+    def registers(self, prob: Problem) -> int:
+        """Estimate of the registers of a thread, on the safe side, for legality before anything is compiled."""
+        fragments = 4 * self.block_m // 8 + 4 * self.strips
+        scaling = (2 if self._scales_weights(prob) else 1) * self.strips
+        return self.accumulators(prob) + fragments + scaling + _OTHER_REGISTERS
+
     def tiles(self, prob: Problem) -> int:
         """Output tiles."""
         return ceil_div(prob.m, self.block_m) * ceil_div(prob.n, self.block_n)
@@ -124,7 +132,7 @@ class W4A16Config(Config):
             yield f"the W4A16 kernel does not compute {prob.op}"
             return
         if device.cc < (8, 0):
-            yield f"needs compute capability 8.0 (cp.async, mma.m16n8k16); this device has {device.cc[0]}.{device.cc[1]}"
+            yield needs_cc("cp.async with mma.m16n8k16", (8, 0), device)
             return
         illegal = [
             reason for field, accepted in _FIELDS.items() for reason in choice(field, getattr(self, field), accepted)
@@ -136,14 +144,14 @@ class W4A16Config(Config):
             yield f"{self.threads} threads a block; at most 512, so that each may have 128 registers"
         if self.scale == "weights" and prob.scale_dtype != prob.dtype:
             yield f"scale='weights' multiplies in {prob.dtype}, but the scales are {prob.scale_dtype}"
-        registers = self.accumulators(prob) + _OTHER_REGISTERS + 4 * self.strips
+        registers = self.registers(prob)
         limit = min(REGISTER_BUDGET, 65536 // self.threads)
         if registers > limit:
             yield f"needs about {registers} registers a thread; a block of {self.threads} threads leaves {limit}"
         yield from shared_reason(self.shared_bytes(prob), device)
         k_tiles = self.k_tiles(prob)
         if self.split_k > 1 and (self.split_k - 1) * ceil_div(k_tiles, self.split_k) >= k_tiles:
-            yield f"split_k={self.split_k} leaves a split without work: K={prob.k} has {k_tiles} stages of {self.block_k}"
+            yield idle_split(self.split_k, k_tiles, self.block_k)
         if self.tiles(prob) * self.split_k > MAX_GRID:
             yield f"needs {self.tiles(prob) * self.split_k} blocks; a grid has at most {MAX_GRID}"
 
@@ -151,9 +159,7 @@ class W4A16Config(Config):
         """Name of the kernel's entry function."""
         group = "col" if prob.group_size == -1 else str(prob.group_size)
         zeros = "sym" if prob.symmetric else "asym"
-        types = SHORT_TYPES[prob.dtype] + (
-            "" if prob.dtype == prob.scale_dtype else "_" + SHORT_TYPES[prob.scale_dtype]
-        )
+        types = short_types(prob)
         edges = ("" if _aligned(prob) else "_ragged_k") + ("" if prob.n % 4 == 0 else "_ragged_n")
         return (
             f"cupyq_w4a16_m{self.block_m}_s{self.strips}_n{self.warps_n}_k{self.warps_k}x{self.warp_k}_p{self.stages}"
@@ -213,7 +219,7 @@ def _aligned(prob: Problem) -> bool:
 def candidates(prob: Problem) -> Iterator[W4A16Config]:
     """Yield the configs worth a look for `prob`, legal or not, in a fixed order.
 
-    Left out is what only wastes: a tile of tokens twice as high as M, blocks of fewer than two or more than eight warps.
+    Left out is what only wastes: tiles of tokens twice as high as M, blocks of fewer than two or more than eight warps.
     """
     for block_m in BLOCK_M:
         if block_m > 8 and block_m >= 2 * prob.m:
@@ -229,8 +235,7 @@ def candidates(prob: Problem) -> Iterator[W4A16Config]:
 def default(prob: Problem, device: Target, sms: int) -> W4A16Config:
     """Return the config used when nothing is tuned: rules of thumb, one for each tunable.
 
-    A tile no higher than M needs; four strips a warp while registers allow; stages to cover DRAM latency; then the warps
-    and the split that fill the device's SMs best.
+    A tile no higher than M needs; then the strips, stages, warps and split that `_cost` weighs lightest.
     """
     block_m = next((size for size in BLOCK_M if size >= min(prob.m, 64)), 64)
     scale = "weights" if block_m >= 64 and prob.scale_dtype == prob.dtype and prob.group_size != -1 else "sums"
@@ -250,7 +255,7 @@ def default(prob: Problem, device: Target, sms: int) -> W4A16Config:
 
 
 def _cost(cfg: W4A16Config, prob: Problem, device: Target, sms: int) -> float:
-    """Weigh waves, activation traffic, pipeline fill and reductions, in units of a warp's work on one word of weights."""
+    """Weigh waves, work, latency, pipeline fill and reductions: roughly in issue slots of an SM."""
     shared = cfg.shared_bytes(prob) + 1024
     resident = max(1, min(getattr(device, "shared_per_sm", device.shared_per_block) // shared, 1024 // cfg.threads))
     blocks = cfg.tiles(prob) * cfg.split_k

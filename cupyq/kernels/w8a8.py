@@ -17,6 +17,8 @@ from .config import (
     Target,
     ceil_div,
     choice,
+    idle_split,
+    needs_cc,
     shared_reason,
 )
 from .problem import Problem
@@ -105,10 +107,13 @@ class W8A8Config(Config):
         """Stages that the whole K takes."""
         return ceil_div(prob.k, self.block_k)
 
-    def registers(self) -> int:
-        """Estimate of the registers of a thread, for legality before anything is compiled."""
+    def registers(self, prob: Problem, device: Target) -> int:
+        """Estimate of the registers of a thread, on the safe side, for legality before anything is compiled."""
         tokens = self.warp_tokens // 8
-        return self.strips * tokens * 4 + 4 * tokens + 2 * self.strips + _OTHER_REGISTERS
+        fragments = 4 * tokens + 2 * self.strips
+        if prob.op == "w8a8-fp8" and device.cc[0] in (9, 10):
+            fragments *= 3  # there mma.sync has no 8-bit floats: ptxas widens both fragments to 16 bits
+        return self.strips * tokens * 4 + fragments + _OTHER_REGISTERS
 
     def reasons(self, prob: Problem, device: Target) -> Iterable[str]:
         """Yield a sentence for each reason why this config cannot run `prob` on `device`."""
@@ -117,7 +122,7 @@ class W8A8Config(Config):
             return
         least = _LEAST_CC[prob.op]
         if device.cc < least:
-            yield f"{prob.op} needs compute capability {least[0]}.{least[1]}; this device has {device.cc[0]}.{device.cc[1]}"
+            yield needs_cc(prob.op, least, device)
             return
         illegal = [
             reason for field, accepted in _FIELDS.items() for reason in choice(field, getattr(self, field), accepted)
@@ -134,14 +139,15 @@ class W8A8Config(Config):
         if self.threads % columns:
             yield f"{self.threads} threads cannot share {columns} 16-byte columns of activations evenly"
         limit = min(REGISTER_BUDGET, 65536 // self.threads)
-        if self.registers() > limit:
-            yield f"needs about {self.registers()} registers a thread; a block of {self.threads} threads leaves {limit}"
+        registers = self.registers(prob, device)
+        if registers > limit:
+            yield f"needs about {registers} registers a thread; a block of {self.threads} threads leaves {limit}"
         yield from shared_reason(self.shared_bytes(prob), device)
         if prob.op == "w8a8-int8" and prob.k > SAFE_K:
             yield f"K={prob.k} may overflow the int32 sum of products; at most {SAFE_K}"
         k_tiles = self.k_tiles(prob)
         if self.split_k > 1 and (self.split_k - 1) * ceil_div(k_tiles, self.split_k) >= k_tiles:
-            yield f"split_k={self.split_k} leaves a split without work: K={prob.k} has {k_tiles} stages of {self.block_k}"
+            yield idle_split(self.split_k, k_tiles, self.block_k)
         if self.tiles(prob) * self.split_k > MAX_GRID:
             yield f"needs {self.tiles(prob) * self.split_k} blocks; a grid has at most {MAX_GRID}"
 
