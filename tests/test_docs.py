@@ -1,0 +1,91 @@
+"""Documentation is tested: transcripts print what they say, links lead somewhere, make targets exist."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
+SOURCES = {"cupyq": "cupyq", "kernels_cu": "cupyq.kernels_cu", "tuner": "cupyq.tuner", "db": "cupyq.db"}
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+MAKE = re.compile(r"(?<![\w/])make ((?:[a-z][a-z-]*\s?)+)")
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+
+
+def transcript(page: Path) -> str:
+    """Return the page's `>>>` blocks, each at the line where it stands, so that a failure names the line."""
+    text = page.read_text(encoding="utf-8")
+    lines = [""] * (text.count("\n") + 1)
+    for block in FENCE.finditer(text):
+        if ">>> " in block.group(2):
+            start = text.count("\n", 0, block.start(2))
+            for n, line in enumerate(block.group(2).splitlines()):
+                lines[start + n] = line
+    return "\n".join(lines)
+
+
+def run_doctest(test: doctest.DocTest) -> None:
+    report: list[str] = []
+    options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    failed, _ = doctest.DocTestRunner(optionflags=options, verbose=False).run(test, out=report.append)
+    assert not failed, "".join(report)
+
+
+with_transcripts = [p for p in PAGES if ">>> " in p.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("page", with_transcripts, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_transcripts(page, tmp_path, monkeypatch):
+    test = doctest.DocTestParser().get_doctest(transcript(page), {}, page.name, str(page), 0)
+    assert test.examples, "a prompt outside a fenced block is not run"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUPYQ_DB", str(tmp_path / "tuning.db"))
+    run_doctest(test)
+
+
+def modules_with_examples() -> list[str]:
+    found = []
+    for folder, package in SOURCES.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            docstrings = (
+                ast.get_docstring(node) or ""
+                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+                if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+            )
+            if any(">>> " in text for text in docstrings):
+                parts = path.relative_to(ROOT / folder).with_suffix("").parts
+                found.append(".".join([package, *(p for p in parts if p != "__init__")]))
+    return found
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_docstring_examples(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUPYQ_DB", str(tmp_path / "tuning.db"))
+    for test in doctest.DocTestFinder().find(importlib.import_module(name)):
+        if test.examples:
+            run_doctest(test)
+
+
+@pages
+def test_links_lead_somewhere(page):
+    targets = [t for t in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in t and not t.startswith("#")]
+    missing = [t for t in targets if not (page.parent / t.split("#")[0]).exists()]
+    assert not missing
+
+
+@pages
+def test_make_targets_exist(page):
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    code = re.findall(r"`([^`\n]+)`|^((?:\$ )?make .*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    named = {word for pair in code for part in pair for words in MAKE.findall(part) for word in words.split()}
+    assert named <= targets, f"no such target: {sorted(named - targets)}"
