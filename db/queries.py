@@ -128,6 +128,16 @@ def trials(db: Database, filters: Filters) -> list[dict[str, Any]]:
     return [tidy(row) for row in db.query(sql, parameters)]
 
 
+def candidates(db: Database, filters: Filters, judged: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return complete trials with a config, oldest first; with `judged` those that rank first only."""
+    where, parameters = filters.where(TRIAL_FILTERS)
+    sql = f"SELECT {_TRIAL_COLUMNS}, d.spec FROM {JOINED} WHERE {where} AND t.state = 'complete' AND t.path <> 'fp16'"
+    if judged is not None:
+        sql = views.judged(f"{sql} AND t.id IN ({views.FIRSTS})")
+        parameters = {**judged, **parameters}
+    return [tidy(row) for row in db.query(f"{sql} ORDER BY t.id{filters.limited}", parameters)]
+
+
 def devices(db: Database) -> list[dict[str, Any]]:
     """Return every device with how many trials and of which kind it has."""
     rows = db.query("""

@@ -370,6 +370,11 @@ class Store:
         with self.reading() as db:
             return queries.trials(db, _filters(filters, named))
 
+    def candidates(self, filters: Filters, only_best: bool = False) -> list[dict[str, Any]]:
+        """Return complete trials that ran a kernel of ours, oldest first, with `spec` of the device, for checking."""
+        with self.reading() as db:
+            return queries.candidates(db, filters, self._judged(db) if only_best else None)
+
     def devices(self) -> list[dict[str, Any]]:
         """Return every device with its numbers of trials, `spec` as a dict."""
         with self.reading() as db:
