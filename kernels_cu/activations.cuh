@@ -5,7 +5,13 @@
 // phase reads at the same column lie in eight different groups of four banks.
 #pragma once
 
-template <int kThreads, int kRows, int kRowBytes, int kElementBytes, bool kAligned>
+// kThreads       threads of the CTA
+// kRows          tokens
+// kRowBytes      bytes of k in a row: 64 or a multiple of 128
+// kElementBytes  bytes of an element: 2 or 1
+// kAligned       rows of x start at multiples of 16 bytes and hold whole 16-byte pieces
+// kWhole         K is a multiple of the tile's k: nothing to fill with zeros
+template <int kThreads, int kRows, int kRowBytes, int kElementBytes, bool kAligned, bool kWhole>
 struct ActivationTile {
     static constexpr int kColumns = kRowBytes / 16;  // 16-byte pieces of a row
     static constexpr int kBytes = kRows * kRowBytes;
@@ -18,22 +24,21 @@ struct ActivationTile {
 
     __device__ __forceinline__ static int swizzle(int row) { return kColumns >= 8 ? row & 7 : (row >> 1) & 3; }
 
-    const char* source;       // row 0 of the tile at this thread's column
-    int offsets[kPasses];     // bytes from `source` to this thread's row of each pass
-    u32 target;               // shared offset of this thread's first piece
-    int column_k;             // first k of this thread's column in the tile
-    int k;                    // K of the problem
+    const char* from[kPasses];  // this thread's piece of the next tile, pass by pass
+    u32 target;                 // shared offset of its first piece
+    int left;                   // elements of K from its column in the next tile on
 
-    // `x` points at the tile's first row; rows past `rows` repeat the last one, and their results are never stored.
-    __device__ __forceinline__ ActivationTile(const void* x, int rows, int k_, int row_stride, int thread) : k(k_) {
+    // `x` is the tile's first row, k0 its first k; rows past `rows` repeat the last, and their results are never stored.
+    __device__ __forceinline__ ActivationTile(const void* x, int rows, int k, int k0, int row_stride) {
+        const int thread = static_cast<int>(threadIdx.x);
         const int row = thread / kColumns, column = thread % kColumns;
-        source = static_cast<const char*>(x) + column * 16;
-        column_k = column * (16 / kElementBytes);
+        const int at = k0 + column * (16 / kElementBytes);
+        left = k - at;
         target = row * kRowBytes + ((column ^ swizzle(row)) * 16);
 #pragma unroll
         for (int i = 0; i < kPasses; ++i) {
-            const int r = row + i * kRowStep;
-            offsets[i] = (r < rows ? r : rows - 1) * row_stride * kElementBytes;
+            const long long r = min(row + i * kRowStep, rows - 1);
+            from[i] = static_cast<const char*>(x) + (r * row_stride + at) * kElementBytes;
         }
     }
 
@@ -45,44 +50,83 @@ struct ActivationTile {
         return row * kRowBytes + ((column ^ swizzle(row)) * 16);
     }
 
-    // Starts the copy of the tile whose first k is k0 to `shared`. k past K is filled with zeros.
-    __device__ __forceinline__ void copy(u32 shared, int k0) const {
-        const char* from = source + static_cast<long long>(k0) * kElementBytes;
-        const bool inside = k0 + column_k < k;
+    // Starts the copy of the next tile to `shared` and steps on. k past K is filled with zeros.
+    __device__ __forceinline__ void copy(u32 shared) {
 #pragma unroll
         for (int i = 0; i < kPasses; ++i) {
             if (kPieces % kThreads != 0 && static_cast<int>(threadIdx.x) + i * kThreads >= kPieces) break;
-            if constexpr (kAligned) {
-                // Never name an address past the array, even for a copy of zero bytes.
-                copy_async_16_or_zero(shared + pass_target(i), inside ? from + offsets[i] : source, inside ? 16 : 0);
+            const u32 to = shared + pass_target(i);
+            if constexpr (!kAligned) {
+                copy_elements(to, from[i]);
+            } else if constexpr (kWhole) {
+                copy_async_16(to, from[i]);
+            } else if (left > 0) {
+                copy_async_16(to, from[i]);
             } else {
-                copy_elements(shared + pass_target(i), from + offsets[i], k0 + column_k);
+                store_shared_16(to, Vec16{{0u, 0u, 0u, 0u}});
             }
+            from[i] += kRowBytes;
         }
+        left -= kRowBytes / kElementBytes;
     }
 
     // Rows that are not 16-byte aligned: element by element, visible to the others after the next barrier.
-    __device__ __forceinline__ void copy_elements(u32 shared, const char* from, int first_k) const {
+    __device__ __forceinline__ void copy_elements(u32 shared, const char* at) const {
 #pragma unroll
         for (int e = 0; e < 16 / kElementBytes; ++e) {
-            const bool inside = first_k + e < k;
+            const bool inside = e < left;
             if constexpr (kElementBytes == 2) {
-                store_shared_2(shared + 2 * e, inside ? reinterpret_cast<const u16*>(from)[e] : u16(0));
+                store_shared_2(shared + 2 * e, inside ? reinterpret_cast<const u16*>(at)[e] : u16(0));
             } else {
-                store_shared_1(shared + e, inside ? reinterpret_cast<const u8*>(from)[e] : 0u);
+                store_shared_1(shared + e, inside ? reinterpret_cast<const u8*>(at)[e] : 0u);
             }
         }
     }
 
-    // Shared offset that a lane gives to ldmatrix for the four 16-byte columns from column 4 * half of the first eight
-    // rows. Other rows and columns are constants away: see `fragment_offset`.
-    __device__ __forceinline__ static u32 lane_offset(int lane, int half) {
-        const int row = lane & 7, column = 4 * half + (lane >> 3);
-        return row * kRowBytes + ((column ^ swizzle(row)) * 16);
-    }
+    // --- B fragments -------------------------------------------------------------------------------------------------
+    //
+    // A step is 32 bytes of k, two 16-byte columns: what one mma takes. One ldmatrix.x4 reads two steps of a column of
+    // eight tokens, or one step of two columns of tokens, which keeps half as many registers alive.
+    template <int kTokens>  // n8 columns of tokens that a warp reads
+    struct Fragments {
+        static constexpr bool kPairs = kTokens % 2 == 0;
 
-    // Bytes to add to lane_offset(lane, quad % 2) for the token group (eight rows) and the quad of 16-byte columns.
-    __device__ __forceinline__ static constexpr int fragment_offset(int group, int quad) {
-        return group * 8 * kRowBytes + (quad / 2) * 128;
-    }
+        u32 at[kPairs ? 4 : 2];  // addresses that reach every step of a 128-byte row piece by adding constants
+        u32 b[kTokens][kPairs ? 2 : 4];
+
+        // `shared` is the tile; `token` and `step0` the warp's first token (a multiple of 8) and step.
+        __device__ __forceinline__ Fragments(u32 shared, u32 lane_at, int step0) {
+            // The swizzle is an XOR within 128 bytes, and tiles start at multiples of 128: so is stepping.
+            const u32 base = shared + lane_at + (step0 / 4) * 128;
+#pragma unroll
+            for (int i = 0; i < (kPairs ? 4 : 2); ++i) at[i] = base ^ ((step0 % 4 + i * (kPairs ? 1 : 2)) % 4 * 32);
+        }
+
+        // The part of a lane's address that does not change: compute it once.
+        __device__ __forceinline__ static u32 lane_address(int lane, int token) {
+            const int row = (lane & 7) + (kPairs ? (lane >> 4) * 8 : 0);
+            const int column = kPairs ? (lane >> 3) & 1 : lane >> 3;
+            return (token + row) * kRowBytes + ((column ^ swizzle(row)) * 16);
+        }
+
+        // Makes the fragments of `step` (counted from step0) available.
+        __device__ __forceinline__ void load(int step) {
+            if constexpr (kPairs) {
+#pragma unroll
+                for (int j = 0; j < kTokens; j += 2) {
+                    u32 v[4];
+                    load_matrix_x4(v, at[step % 4] + j * 8 * kRowBytes + (step / 4) * 128);
+                    b[j][0] = v[0], b[j][1] = v[1], b[j + 1][0] = v[2], b[j + 1][1] = v[3];
+                }
+            } else if (step % 2 == 0) {
+#pragma unroll
+                for (int j = 0; j < kTokens; ++j) {
+                    load_matrix_x4(b[j], at[step / 2 % 2] + j * 8 * kRowBytes + (step / 4) * 128);
+                }
+            }
+        }
+
+        __device__ __forceinline__ u32 low(int j, int step) const { return b[j][kPairs ? 0 : step % 2 * 2]; }
+        __device__ __forceinline__ u32 high(int j, int step) const { return b[j][kPairs ? 1 : step % 2 * 2 + 1]; }
+    };
 };

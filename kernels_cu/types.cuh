@@ -11,6 +11,8 @@ struct alignas(16) Vec16 {
     u32 w[4];
 };
 
+__device__ __forceinline__ u32 word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
 constexpr int kWarpSize = 32;
 
 __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }

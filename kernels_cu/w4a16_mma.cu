@@ -31,9 +31,10 @@
 // kHasZeros       whether groups have zero points (else 8)
 // kScaleWeights   scale weights as they are dequantized (rounds to T), or the fp32 sums of each span
 // kAligned        rows of x start at multiples of 16 bytes and K is a multiple of 8
+// kWhole          K is a multiple of the k of a stage
 // kVector         features stored at once
 template <class T, class S, int kBlockM, int kStrips, int kWarpsN, int kWarpsK, int kWarpK, int kStages, int kGroup,
-          bool kHasZeros, bool kScaleWeights, bool kAligned, int kVector>
+          bool kHasZeros, bool kScaleWeights, bool kAligned, bool kWhole, int kVector>
 struct W4A16 {
     static constexpr int kWarps = kWarpsN * kWarpsK;
     static constexpr int kThreads = kWarps * kWarpSize;
@@ -54,7 +55,8 @@ struct W4A16 {
     static_assert(kStages >= 2, "one stage is filled while another is read");
     static_assert(!kScaleWeights || !kPerColumn, "a scale a column is applied once, to the finished sum");
 
-    using X = ActivationTile<kThreads, kBlockM, kBlockK * 2, 2, kAligned>;
+    using X = ActivationTile<kThreads, kBlockM, kBlockK * 2, 2, kAligned, kWhole>;
+    using Fragments = typename X::template Fragments<kTokens>;
     using Out = Epilogue<float, T, kThreads, kBlockM, kBlockN, kWarpsK, kVector>;
 
     static constexpr int kWarpWeightBytes = kStrips * kUnits * 512;
@@ -67,29 +69,80 @@ struct W4A16 {
     static constexpr int kStageBytes = ceil_div(kZerosAt + kWarps * kWarpZeroBytes, 128) * 128;
     static constexpr int kSharedBytes = max_of(kStages * kStageBytes, Out::kSharedBytes);
 
+    // This lane's 16 bytes of each strip's units, stage after stage.
     struct Weights {
-        const char* strips[kStrips];  // this lane's 16 bytes of unit 0 of each strip
-        const char* scales;           // scales of the piece this lane copies, group 0
-        const char* zeros;
+        const char* strips[kStrips];
+        int unit, last_unit;
+
+        __device__ __forceinline__ Weights(const char* weights, int strip0, int last_strip, int units, int unit0,
+                                           int lane)
+            : unit(unit0), last_unit(units - 1) {
+#pragma unroll
+            for (int s = 0; s < kStrips; ++s) {
+                // Strips past N repeat the last one; their results are never stored.
+                const long long at = static_cast<long long>(min(strip0 + s, last_strip)) * units + (kWhole ? unit0 : 0);
+                strips[s] = weights + (at * kWarpSize + lane) * 16;
+            }
+        }
+
+        __device__ __forceinline__ void copy(u32 shared, u64 policy) {
+#pragma unroll
+            for (int s = 0; s < kStrips; ++s) {
+#pragma unroll
+                for (int u = 0; u < kUnits; ++u) {
+                    // Past the last unit x is zero: any weights will do.
+                    const char* from = strips[s] + (kWhole ? u : min(unit + u, last_unit)) * 512;
+                    copy_async_16(shared + (s * kUnits + u) * 512, from, policy);
+                }
+                if constexpr (kWhole) strips[s] += kBlockK / 64 * 512;
+            }
+            unit += kBlockK / 64;
+        }
     };
 
-    // Lanes [0, kStrips * kSpans * pieces) each copy one 16-byte piece of the warp's scales (2 a group) or zeros (1).
+    // Scales (two 16-byte pieces a group) or zero points (one) of the warp's strips, a piece a lane, stage after stage.
     template <int kPiecesPerGroup>
-    __device__ __forceinline__ static void copy_groups(u32 shared, const char* base, int strip0, int last_strip,
-                                                       int groups, int first_group, int lane) {
-        constexpr int kPieces = kStrips * kSpans * kPiecesPerGroup;
+    struct Groups {
+        static constexpr int kPieces = kStrips * kSpans * kPiecesPerGroup;
+        static constexpr int kPasses = ceil_div(kPieces, kWarpSize);
+        static constexpr int kGroupBytes = kPiecesPerGroup * 16;
+        // A stage holds whole groups, all of them: pointers step by a constant.
+        static constexpr bool kSteps = kWhole && kBlockK % max_of(kGroup, 1) == 0;
+
+        const char* from[kPasses];
+        int span[kPasses];
+        int k_warp, last_group;
+
+        __device__ __forceinline__ Groups(const char* base, int strip0, int last_strip, int groups, int k0, int lane)
+            : k_warp(k0), last_group(groups - 1) {
 #pragma unroll
-        for (int i = 0; i < kPieces; i += kWarpSize) {
-            const int piece = i + lane;
-            if (kPieces - i < kWarpSize && piece >= kPieces) break;
-            const int part = piece % kPiecesPerGroup, span = piece / kPiecesPerGroup % kSpans;
-            const int strip = min(strip0 + piece / (kPiecesPerGroup * kSpans), last_strip);
-            // Past the last group x is zero: any finite scale will do.
-            const int group = min(first_group + span, groups - 1);
-            const long long row = static_cast<long long>(strip) * groups + group;
-            copy_async_16(shared + piece * 16, base + (row * kPiecesPerGroup + part) * 16);
+            for (int i = 0; i < kPasses; ++i) {
+                const int piece = i * kWarpSize + lane, part = piece % kPiecesPerGroup;
+                const int strip = min(strip0 + piece / (kPiecesPerGroup * kSpans), last_strip);
+                span[i] = piece / kPiecesPerGroup % kSpans;
+                const int group = kSteps ? k0 / max_of(kGroup, 1) + span[i] : 0;
+                from[i] = base + (static_cast<long long>(strip) * groups + group) * kGroupBytes + part * 16;
+            }
         }
-    }
+
+        __device__ __forceinline__ void copy(u32 shared, int lane) {
+#pragma unroll
+            for (int i = 0; i < kPasses; ++i) {
+                if (kPieces % kWarpSize != 0 && i * kWarpSize + lane >= kPieces) break;
+                const u32 to = shared + (i * kWarpSize + lane) * 16;
+                if constexpr (kSteps) {
+                    copy_async_16(to, from[i]);
+                    from[i] += kBlockK / max_of(kGroup, 1) * kGroupBytes;
+                } else {
+                    // Past the last group x is zero: any finite scale will do.
+                    const int group = min(static_cast<int>(static_cast<u32>(k_warp) / max_of(kGroup, 1)) + span[i],
+                                          last_group);
+                    copy_async_16(to, from[i] + group * kGroupBytes);
+                }
+            }
+            k_warp += kBlockK;
+        }
+    };
 
     __device__ __forceinline__ static void run(const char* weights, const char* scales, const char* zeros,
                                                const u16* x, u16* y, const u16* bias, u32* partials, u32* arrivals,
@@ -105,44 +158,27 @@ struct W4A16 {
         const int split = static_cast<int>(blockIdx.x) / (m_tiles * n_tiles);
         const int m0 = tile % m_tiles * kBlockM, n0 = tile / m_tiles * kBlockN;
 
-        const int units = (k + 63) / 64, groups = kPerColumn ? 1 : (k + kGroup - 1) / kGroup;
+        const int units = (k + 63) / 64, groups = kPerColumn ? 1 : (k + kGroup - 1) / max_of(kGroup, 1);
         const int last_strip = (n + 15) / 16 - 1, strip0 = n0 / 16 + warp_n * kStrips;
         const int stages = (k + kBlockK - 1) / kBlockK;  // of the whole K
         const int stages_a_split = (stages + splits - 1) / splits;
         const int first = min(split * stages_a_split, stages), last = min(first + stages_a_split, stages);
+        const int k0 = first * kBlockK, k_warp = k0 + warp_k * kWarpK;
 
-        const X x_tile(x + static_cast<long long>(m0) * row_stride, m - m0, k, row_stride, threadIdx.x);
-        const char* strip_at[kStrips];
-#pragma unroll
-        for (int s = 0; s < kStrips; ++s) {
-            // Strips past N repeat the last one; their results are never stored.
-            strip_at[s] = weights + (static_cast<long long>(min(strip0 + s, last_strip)) * units * 32 + lane) * 16;
-        }
+        X x_tile(x + static_cast<long long>(m0) * row_stride, m - m0, k, k0, row_stride);
+        Weights weight_units(weights, strip0, last_strip, units, k_warp / 64, lane);
+        Groups<2> scale_groups(scales, strip0, last_strip, groups, k_warp, lane);
+        Groups<1> zero_groups(zeros, strip0, last_strip, groups, k_warp, lane);
         const u64 policy = evict_first_policy();
 
-        const auto copy_stage = [&](int stage, int slot) {
-            const u32 base = shared + slot * kStageBytes;
-            const int k0 = stage * kBlockK;
-            x_tile.copy(base, k0);
-            const u32 to = base + kWeightsAt + warp * kWarpWeightBytes + lane * 16;
-            const int k_warp = k0 + warp_k * kWarpK;
-#pragma unroll
-            for (int u = 0; u < kUnits; ++u) {
-                // Past the last unit x is zero: any weights will do.
-                const u32 offset = static_cast<u32>(min(k_warp / 64 + u, units - 1)) * 512u;
-#pragma unroll
-                for (int s = 0; s < kStrips; ++s) {
-                    copy_async_16(to + (s * kUnits + u) * 512, strip_at[s] + offset, policy);
-                }
-            }
+        const u32 weights_to = kWeightsAt + warp * kWarpWeightBytes + lane * 16;
+        const u32 scales_to = kScalesAt + warp * kWarpScaleBytes, zeros_to = kZerosAt + warp * kWarpZeroBytes;
+        const auto copy_stage = [&](u32 slot) {  // the next stage, to the slot at this offset
+            x_tile.copy(shared + slot);
+            weight_units.copy(shared + slot + weights_to, policy);
             if constexpr (!kPerColumn) {
-                const int group = k_warp / kGroup;
-                copy_groups<2>(base + kScalesAt + warp * kWarpScaleBytes, scales, strip0, last_strip, groups, group,
-                               lane);
-                if constexpr (kHasZeros) {
-                    copy_groups<1>(base + kZerosAt + warp * kWarpZeroBytes, zeros, strip0, last_strip, groups, group,
-                                   lane);
-                }
+                scale_groups.copy(shared + slot + scales_to, lane);
+                if constexpr (kHasZeros) zero_groups.copy(shared + slot + zeros_to, lane);
             }
         };
 
@@ -161,27 +197,23 @@ struct W4A16 {
 
 #pragma unroll
         for (int i = 0; i < kStages - 1; ++i) {
-            if (first + i < last) copy_stage(first + i, i);
+            if (first + i < last) copy_stage(i * kStageBytes);
             copy_async_commit();
         }
 
-        const u32 x_lane[2] = {X::lane_offset(lane, 0), X::lane_offset(lane, 1)};
-        int slot = 0, free_slot = kStages - 1;
+        const u32 x_lane = Fragments::lane_address(lane, 0);
+        u32 slot = 0, free_slot = (kStages - 1) * kStageBytes;
         for (int stage = first; stage < last; ++stage) {
             copy_async_wait<kStages - 2>();
             __syncthreads();  // this stage is there for all; all have left the slot that is filled next
-            if (stage + kStages - 1 < last) copy_stage(stage + kStages - 1, free_slot);
+            if (stage + kStages - 1 < last) copy_stage(free_slot);
             copy_async_commit();
 
-            const u32 base = shared + slot * kStageBytes;
-            const u32 weights_at = base + kWeightsAt + warp * kWarpWeightBytes + lane * 16;
-            const u32 scales_at = base + kScalesAt + warp * kWarpScaleBytes + lane / 4 * 4;
-            const u32 zeros_at = base + kZerosAt + warp * kWarpZeroBytes + lane / 4 * 2;
-            const u32 x_at[2] = {base + x_lane[0] + warp_k * kWarpK * 2, base + x_lane[1] + warp_k * kWarpK * 2};
-
-            compute(sums, zero, weights_at, scales_at, zeros_at, x_at);
-            slot = slot + 1 == kStages ? 0 : slot + 1;
-            free_slot = free_slot + 1 == kStages ? 0 : free_slot + 1;
+            const char* at = shared_memory + slot;
+            compute(sums, zero, at + weights_to, at + scales_to + lane / 4 * 4, at + zeros_to + lane / 4 * 2,
+                    Fragments(shared + slot, x_lane, warp_k * kSteps));
+            free_slot = slot;
+            slot = slot == (kStages - 1) * kStageBytes ? 0 : slot + kStageBytes;
         }
         copy_async_wait<0>();
         __syncthreads();  // the pipeline's memory becomes the epilogue's
@@ -212,32 +244,28 @@ struct W4A16 {
 
     // One stage of one warp.
     __device__ __forceinline__ static void compute(float (&sums)[kStrips][kTokens][4], ZeroPair (&zero)[kStrips],
-                                                   u32 weights_at, u32 scales_at, u32 zeros_at,
-                                                   const u32 (&x_at)[2]) {
+                                                   const char* weights, const char* scales, const char* zeros,
+                                                   Fragments x) {
         constexpr bool kSpanSums = !kPerColumn && !kScaleWeights;
         float span_sums[kStrips][kTokens][4];
         u32 scale[kStrips];
         u32 row_scale[kStrips][2];
-        Vec16 packed[kStrips];
-        u32 b[kTokens][4];
+        uint4 packed[kStrips];
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             if (step % 4 == 0) {
 #pragma unroll
-                for (int s = 0; s < kStrips; ++s) packed[s] = load_shared_16(weights_at + (s * kUnits + step / 4) * 512);
-            }
-            if (step % 2 == 0) {
-#pragma unroll
-                for (int j = 0; j < kTokens; ++j) {
-                    load_matrix_x4(b[j], x_at[step / 2 % 2] + X::fragment_offset(j, step / 2));
+                for (int s = 0; s < kStrips; ++s) {
+                    packed[s] = *reinterpret_cast<const uint4*>(weights + (s * kUnits + step / 4) * 512);
                 }
             }
+            x.load(step);
             if (!kPerColumn && step % kSpanSteps == 0) {
 #pragma unroll
                 for (int s = 0; s < kStrips; ++s) {
                     const int span = s * kSpans + step / kSpanSteps;
-                    scale[s] = load_shared_4(scales_at + span * 32);
-                    if constexpr (kHasZeros) zero[s] = T::zero_pair(load_shared_2(zeros_at + span * 16));
+                    scale[s] = *reinterpret_cast<const u32*>(scales + span * 32);
+                    if constexpr (kHasZeros) zero[s] = T::zero_pair(*reinterpret_cast<const u16*>(zeros + span * 16));
                     if constexpr (kScaleWeights) {
                         row_scale[s][0] = permute_bytes(scale[s], scale[s], 0x1010);
                         row_scale[s][1] = permute_bytes(scale[s], scale[s], 0x3232);
@@ -252,15 +280,14 @@ struct W4A16 {
 #pragma unroll
             for (int s = 0; s < kStrips; ++s) {
                 u32 a[4];
-                T::dequantize(a, packed[s].w[step % 4], zero[s]);
+                T::dequantize(a, word_of(packed[s], step % 4), zero[s]);
                 if constexpr (kScaleWeights) {
 #pragma unroll
                     for (int r = 0; r < 4; ++r) a[r] = T::mul2(a[r], row_scale[s][r & 1]);
                 }
 #pragma unroll
                 for (int j = 0; j < kTokens; ++j) {
-                    Mma<T>::run(kSpanSums ? span_sums[s][j] : sums[s][j], a, b[j][step % 2 * 2],
-                                b[j][step % 2 * 2 + 1]);
+                    Mma<T>::run(kSpanSums ? span_sums[s][j] : sums[s][j], a, x.low(j, step), x.high(j, step));
                 }
             }
             if (kSpanSums && (step + 1) % kSpanSteps == 0) {

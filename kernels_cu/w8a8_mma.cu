@@ -18,10 +18,10 @@
 // kWarpsN, kWarpsK  warps along the features and along k
 // kWarpK          k of a warp in one stage
 // kStages         stages of the pipeline
-// kAligned        rows of x start at multiples of 16 bytes and K is a multiple of 16
+// kWhole          K is a multiple of the k of a stage
 // kVector         features stored at once
 template <class Q, class T, int kBlockM, int kWarpTokens, int kStrips, int kWarpsN, int kWarpsK, int kWarpK,
-          int kStages, bool kAligned, int kVector>
+          int kStages, bool kWhole, int kVector>
 struct W8A8 {
     using Sum = typename Q::Accumulator;
     static constexpr int kWarpsM = kBlockM / kWarpTokens;
@@ -36,7 +36,9 @@ struct W8A8 {
     static_assert(kWarpK % 64 == 0, "one ldmatrix.x4 holds 64 k of eight tokens");
     static_assert(kStages >= 2, "one stage is filled while another is read");
 
-    using X = ActivationTile<kThreads, kBlockM, kBlockK, 1, kAligned>;
+    // Codes are padded to whole 16-byte pieces when they are made.
+    using X = ActivationTile<kThreads, kBlockM, kBlockK, 1, true, kWhole>;
+    using Fragments = typename X::template Fragments<kTokens>;
     using Out = Epilogue<Sum, T, kThreads, kBlockM, kBlockN, kWarpsK, kVector>;
 
     // Weights of a stage: [warp_n][warp_k][strip][unit][lane], 16 bytes each; warps along M copy a share each.
@@ -64,30 +66,34 @@ struct W8A8 {
         const int stages_a_split = (stages + splits - 1) / splits;
         const int first = min(split * stages_a_split, stages), last = min(first + stages_a_split, stages);
 
-        const X x_tile(x + static_cast<long long>(m0) * row_stride, m - m0, k, row_stride, threadIdx.x);
+        const int k0 = first * kBlockK;
+        X x_tile(x + static_cast<long long>(m0) * row_stride, m - m0, k, k0, row_stride);
         const char* strip_at[kStrips];
+        int unit = (k0 + warp_k * kWarpK) / 32;
 #pragma unroll
         for (int s = 0; s < kStrips; ++s) {
             // Strips past N repeat the last one; their results are never stored.
-            strip_at[s] = weights + (static_cast<long long>(min(strip0 + s, last_strip)) * units * 32 + lane) * 16;
+            const long long at = static_cast<long long>(min(strip0 + s, last_strip)) * units + (kWhole ? unit : 0);
+            strip_at[s] = weights + (at * kWarpSize + lane) * 16;
         }
-        const int group = warp_n * kWarpsK + warp_k;
+        const u32 weights_to = kWeightsAt + (warp_n * kWarpsK + warp_k) * kPieces * 512 + lane * 16;
 
-        const auto copy_stage = [&](int stage, int slot) {
-            const u32 base = shared + slot * kStageBytes;
-            x_tile.copy(base, stage * kBlockK);
-            const u32 to = base + kWeightsAt + group * kPieces * 512 + lane * 16;
-            const int unit0 = (stage * kBlockK + warp_k * kWarpK) / 32;
+        const auto copy_stage = [&](u32 slot) {  // the next stage, to the slot at this offset
+            x_tile.copy(shared + slot);
 #pragma unroll
             for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
                 for (int u = 0; u < kUnits; ++u) {
                     const int piece = s * kUnits + u;
-                    if (kWarpsM > 1 && piece % kWarpsM != warp_m) continue;
                     // Past the last unit x is zero: any weights will do.
-                    copy_async_16(to + piece * 512, strip_at[s] + static_cast<u32>(min(unit0 + u, units - 1)) * 512u);
+                    const char* from = strip_at[s] + (kWhole ? u : min(unit + u, units - 1)) * 512;
+                    if (kWarpsM == 1 || piece % kWarpsM == warp_m) {
+                        copy_async_16(shared + slot + weights_to + piece * 512, from);
+                    }
                 }
+                if constexpr (kWhole) strip_at[s] += kBlockK / 32 * 512;
             }
+            unit += kBlockK / 32;
         };
 
         Sum sums[kStrips][kTokens][4];
@@ -99,44 +105,33 @@ struct W8A8 {
 
 #pragma unroll
         for (int i = 0; i < kStages - 1; ++i) {
-            if (first + i < last) copy_stage(first + i, i);
+            if (first + i < last) copy_stage(i * kStageBytes);
             copy_async_commit();
         }
 
-        const u32 x_warp = warp_m * kWarpTokens * kBlockK;
-        const u32 x_lane[2] = {X::lane_offset(lane, 0) + x_warp, X::lane_offset(lane, 1) + x_warp};
-        int slot = 0, free_slot = kStages - 1;
+        const u32 x_lane = Fragments::lane_address(lane, warp_m * kWarpTokens);
+        u32 slot = 0, free_slot = (kStages - 1) * kStageBytes;
         for (int stage = first; stage < last; ++stage) {
             copy_async_wait<kStages - 2>();
             __syncthreads();  // this stage is there for all; all have left the slot that is filled next
-            if (stage + kStages - 1 < last) copy_stage(stage + kStages - 1, free_slot);
+            if (stage + kStages - 1 < last) copy_stage(free_slot);
             copy_async_commit();
 
-            const u32 base = shared + slot * kStageBytes;
-            const u32 weights_at = base + kWeightsAt + group * kPieces * 512 + lane * 16;
+            const char* at = shared_memory + slot + weights_to;
+            Fragments b(shared + slot, x_lane, warp_k * kUnits);
 #pragma unroll
-            for (int quad = 0; quad < kUnits / 2; ++quad) {  // 64 k: four 16-byte columns of x, two mma steps
-                // warp_k * kWarpK is a multiple of 64; which half of a 128-byte row it falls in may depend on warp_k.
-                const int at = warp_k * (kWarpK / 64) + quad;
-                u32 b[kTokens][4];
+            for (int step = 0; step < kUnits; ++step) {
+                b.load(step);
 #pragma unroll
-                for (int j = 0; j < kTokens; ++j) {
-                    load_matrix_x4(b[j], base + x_lane[at % 2] + X::fragment_offset(j, at));
-                }
+                for (int s = 0; s < kStrips; ++s) {
+                    const uint4 v = *reinterpret_cast<const uint4*>(at + (s * kUnits + step) * 512);
+                    const u32 a[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-                for (int step = 0; step < 2; ++step) {
-#pragma unroll
-                    for (int s = 0; s < kStrips; ++s) {
-                        const Vec16 a = load_shared_16(weights_at + (s * kUnits + quad * 2 + step) * 512);
-#pragma unroll
-                        for (int j = 0; j < kTokens; ++j) {
-                            Mma<Q>::run(sums[s][j], a.w, b[j][step * 2], b[j][step * 2 + 1]);
-                        }
-                    }
+                    for (int j = 0; j < kTokens; ++j) Mma<Q>::run(sums[s][j], a, b.low(j, step), b.high(j, step));
                 }
             }
-            slot = slot + 1 == kStages ? 0 : slot + 1;
-            free_slot = free_slot + 1 == kStages ? 0 : free_slot + 1;
+            free_slot = slot;
+            slot = slot == (kStages - 1) * kStageBytes ? 0 : slot + kStageBytes;
         }
         copy_async_wait<0>();
         __syncthreads();  // the pipeline's memory becomes the epilogue's

@@ -90,6 +90,9 @@ class W4A16Config(Config):
         # With one scale a column the scale is applied once, at the end, whatever `scale` says.
         return self.scale == "weights" and prob.group_size != -1
 
+    def _whole(self, prob: Problem) -> bool:
+        return prob.k % self.block_k == 0
+
     def spans(self, prob: Problem) -> int:
         """Scales a row of weights needs in a warp's share of a stage; 0 with one scale a column."""
         return 0 if prob.group_size == -1 else max(1, self.warp_k // prob.group_size)
@@ -160,7 +163,8 @@ class W4A16Config(Config):
         group = "col" if prob.group_size == -1 else str(prob.group_size)
         zeros = "sym" if prob.symmetric else "asym"
         types = short_types(prob)
-        edges = ("" if _aligned(prob) else "_ragged_k") + ("" if prob.n % 4 == 0 else "_ragged_n")
+        edges = "" if self._whole(prob) else "_tail_k" if _aligned(prob) else "_ragged_k"
+        edges += "" if prob.n % 4 == 0 else "_ragged_n"
         return (
             f"cupyq_w4a16_m{self.block_m}_s{self.strips}_n{self.warps_n}_k{self.warps_k}x{self.warp_k}_p{self.stages}"
             f"_{'weights' if self._scales_weights(prob) else 'sums'}_g{group}_{zeros}_{types}{edges}"
@@ -181,6 +185,7 @@ class W4A16Config(Config):
             cpp_bool(not prob.symmetric),
             cpp_bool(self._scales_weights(prob)),
             cpp_bool(_aligned(prob)),
+            cpp_bool(self._whole(prob)),
             4 if prob.n % 4 == 0 else 1,
         )
         return f"""

@@ -17,6 +17,7 @@ from .config import (
     Target,
     ceil_div,
     choice,
+    cpp_bool,
     idle_split,
     needs_cc,
     shared_reason,
@@ -89,6 +90,9 @@ class W8A8Config(Config):
         """Threads of a CTA."""
         return 32 * (self.block_m // self.warp_tokens) * self.warps_n * self.warps_k
 
+    def _whole(self, prob: Problem) -> bool:
+        return prob.k % self.block_k == 0
+
     def stage_bytes(self) -> int:
         """Shared memory of a stage: activations and weights, a byte each."""
         return ceil_div((self.block_m + self.block_n) * self.block_k, 128) * 128
@@ -154,7 +158,7 @@ class W8A8Config(Config):
     def entry(self, prob: Problem) -> str:
         """Name of the kernel's entry function."""
         kind = _TYPES[prob.op].lower()
-        edges = "" if prob.n % 4 == 0 else "_ragged_n"
+        edges = ("" if self._whole(prob) else "_tail_k") + ("" if prob.n % 4 == 0 else "_ragged_n")
         return (
             f"cupyq_w8a8_{kind}_m{self.block_m}x{self.warp_tokens}_s{self.strips}_n{self.warps_n}"
             f"_k{self.warps_k}x{self.warp_k}_p{self.stages}_{SHORT_TYPES[prob.dtype]}{edges}"
@@ -172,7 +176,7 @@ class W8A8Config(Config):
             self.warps_k,
             self.warp_k,
             self.stages,
-            "true",  # codes are padded to whole 16-byte pieces when they are made
+            cpp_bool(self._whole(prob)),
             4 if prob.n % 4 == 0 else 1,
         )
         return f"""
