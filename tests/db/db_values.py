@@ -21,9 +21,7 @@ PROBLEM = Problem("w4a16", 16, 4096, 8192)
 
 def adder(store):
     def add(time_us=10.0, tile=1, **fields):
-        fields = {
-            "device": H100, "problem": PROBLEM, "source": "measured", "verified": True, "config": {"tile": tile}, **fields,
-        }  # fmt: skip
-        return store.add_trial(time_us=time_us, **fields)
+        usual = {"device": H100, "problem": PROBLEM, "source": "measured", "verified": True, "config": {"tile": tile}}
+        return store.add_trial(time_us=time_us, **(usual | fields))
 
     return add

@@ -193,9 +193,7 @@ def test_a_writer_with_other_kernels_makes_the_view_say_stale(fresh_db, add):
     stale = {row["config"]: row["stale"] for row in plain_sqlite(fresh_db)}
     assert stale == {'{"tile":1}': 1, '{"tile":2}': 0}
     with cupyq.db.open(fresh_db.path, environment=newer) as store:
-        store.add_trial(
-            device=H100, problem=PROBLEM, source="measured", verified=True, config={"tile": 1}, time_us=7.0
-        )
+        store.add_trial(device=H100, problem=PROBLEM, source="measured", verified=True, config={"tile": 1}, time_us=7.0)
     assert [(row["time_us"], row["stale"]) for row in plain_sqlite(fresh_db)] == [(6.0, 0), (7.0, 0)]
 
 

@@ -151,16 +151,20 @@ def _damaged(path, kind):
     return changed
 
 
+def _use(path, readonly):
+    with cupyq.db.open(path, readonly, environment=HERE) as store:
+        if not readonly:
+            adder(store)(1.0)
+        store.trials()
+
+
 @pytest.mark.parametrize("kind", ["text", "truncated", "header only", "zeroed pages"])
 @pytest.mark.parametrize("readonly", [True, False])
 def test_a_damaged_file_is_an_error_and_is_never_overwritten(tmp_path, kind, readonly):
     path = tmp_path / "damaged.db"
     content = _damaged(path, kind)
-    with pytest.raises(DatabaseError, match=r"damaged\.db"), cupyq.db.open(
-        path, readonly, environment=HERE
-    ) as store:  # fmt: skip
-        store.trials() if readonly else adder(store)(1.0)
-        store.trials()
+    with pytest.raises(DatabaseError, match=r"damaged\.db"):
+        _use(path, readonly)
     assert path.read_bytes() == content
 
 
@@ -201,7 +205,7 @@ def test_a_database_of_something_else_is_left_alone(tmp_path, readonly):
     connection.commit()
     connection.close()
     content = path.read_bytes()
-    with pytest.raises(DatabaseError, match="something else .*recipe"):
+    with pytest.raises(DatabaseError, match=r"something else .*recipe"):
         cupyq.db.open(path, readonly, environment=HERE)
     assert path.read_bytes() == content
 

@@ -84,7 +84,7 @@ def test_the_file_itself_refuses_an_infinite_time(fresh_db, add):
     [
         ("source", "guessed"), ("path", "cublas"), ("state", "done"), ("phase", "late"), ("cache", "hot"),
         ("launch", "stream"), ("config", 7), ("registers", 1.5), ("error", "small"),
-        ("started_at", datetime(2026, 1, 1)), ("finished_at", "yesterday"),  # noqa: DTZ001
+        ("started_at", datetime(2026, 1, 1)), ("finished_at", "yesterday"),
     ],
 )  # fmt: skip
 def test_a_field_of_another_kind_is_refused_by_name_and_nothing_is_written(fresh_db, add, field, value):
