@@ -81,6 +81,10 @@ class Shape(click.ParamType):
 
     name = "KxN"
 
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return KxN as it is written; click would put it in capitals."""
+        return self.name
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         """Return (K, N)."""
         if isinstance(value, tuple):
@@ -154,6 +158,15 @@ def _reading(path: Path | None) -> db.Store:
     if path is not None and not path.exists():
         raise click.UsageError(f"--db is {path}, which does not exist")
     return db.open(path, readonly=True)
+
+
+def _keeping(path: Path | None) -> db.Store:
+    """Open the database for a change to rows that must be there already."""
+    if path is not None and not path.exists():
+        raise click.UsageError(f"--db is {path}, which does not exist")
+    if path is None and not db.default_path().exists():
+        raise DatabaseError(f"nothing is stored yet in {db.default_path()}; run python -m cupyq.tune")
+    return db.open(path)
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -323,7 +336,7 @@ def verify(path: Path | None, fmt: str | None, only_best: bool, limit: int | Non
         raise NotInstalled(f"checking kernels needs cupyq.tuner.verify, which cannot be imported ({error})") from error
     from cupyq.db.verifying import verify_trials
 
-    with db.open(path) as store:
+    with _keeping(path) as store:
         rows = verify_trials(store, _filters(**narrow, limit=limit), only_best, verify_row)
     output.show(rows, fmt, VERIFIED, "verify")
     if not all(row["ok"] for row in rows):
@@ -345,7 +358,7 @@ def prune(path: Path | None, fmt: str | None, vacuum: bool, **options: Any) -> N
     """Delete trials. What ranks first stays, unless it is stale and --stale is given."""
     chosen = ("stale", "failed", "older_than", "keep", "samples", "dry_run")
     reasons = {name: options.pop(name) for name in chosen}
-    with db.open(path) as store:
+    with _keeping(path) as store:
         named = any(reasons[name] for name in chosen[:2] + chosen[4:5]) or not (
             reasons["older_than"] is None and reasons["keep"] is None
         )

@@ -21,7 +21,8 @@ SELECT *, stale_because <> '' AS stale FROM (
         p.op, p.dtype, p.scale_dtype, p.m, p.n, p.k, p.group_size, p.symmetric, p.band,
         t.path, t.config, t.chosen, t.time_us, t.time_low_us, t.time_high_us, t.error, t.quantization_error, t.source,
         rtrim(
-            CASE WHEN t.source_hash NOT IN (SELECT value FROM current WHERE kind = 'source_hash')
+            CASE WHEN t.source_hash IS NOT NULL
+                  AND t.source_hash NOT IN (SELECT value FROM current WHERE kind = 'source_hash')
                   AND EXISTS (SELECT 1 FROM current WHERE kind = 'library')
                  THEN 'kernel source, ' ELSE '' END
             || CASE WHEN CAST(t.driver_version AS INTEGER)

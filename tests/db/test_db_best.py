@@ -197,6 +197,12 @@ def test_a_writer_with_other_kernels_makes_the_view_say_stale(fresh_db, add):
     assert [(row["time_us"], row["stale"]) for row in plain_sqlite(fresh_db)] == [(6.0, 0), (7.0, 0)]
 
 
+def test_a_row_without_a_kernel_has_no_kernel_source_that_could_change(fresh_db, add):
+    add(path="dequant", config=None)
+    assert (fresh_db.trials()[0]["source_hash"], fresh_db.best()[0]["stale"]) == (None, False)
+    assert plain_sqlite(fresh_db)[0]["stale"] == 0
+
+
 def test_a_prediction_depends_on_no_driver(fresh_db, add):
     add(source="predicted")
     assert fresh_db.trials()[0]["driver_version"] is None
