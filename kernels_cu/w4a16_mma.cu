@@ -269,11 +269,6 @@ struct W4A16 {
                     if constexpr (kScaleWeights) {
                         row_scale[s][0] = permute_bytes(scale[s], scale[s], 0x1010);
                         row_scale[s][1] = permute_bytes(scale[s], scale[s], 0x3232);
-                    } else {
-#pragma unroll
-                        for (int j = 0; j < kTokens; ++j) {
-                            span_sums[s][j][0] = span_sums[s][j][1] = span_sums[s][j][2] = span_sums[s][j][3] = 0.0f;
-                        }
                     }
                 }
             }
@@ -287,7 +282,11 @@ struct W4A16 {
                 }
 #pragma unroll
                 for (int j = 0; j < kTokens; ++j) {
-                    Mma<T>::run(kSpanSums ? span_sums[s][j] : sums[s][j], a, x.low(j, step), x.high(j, step));
+                    if (kSpanSums && step % kSpanSteps == 0) {
+                        Mma<T>::start(span_sums[s][j], a, x.low(j, step), x.high(j, step));
+                    } else {
+                        Mma<T>::run(kSpanSums ? span_sums[s][j] : sums[s][j], a, x.low(j, step), x.high(j, step));
+                    }
                 }
             }
             if (kSpanSums && (step + 1) % kSpanSteps == 0) {

@@ -117,7 +117,7 @@ class W4A16Config(Config):
 
     def registers(self, prob: Problem) -> int:
         """Estimate of the registers of a thread, on the safe side, for legality before anything is compiled."""
-        fragments = 4 * self.block_m // 8 + 4 * self.strips
+        fragments = (2 if self.block_m > 8 else 4) * self.block_m // 8 + 4 * self.strips
         scaling = (2 if self._scales_weights(prob) else 1) * self.strips
         return self.accumulators(prob) + fragments + scaling + _OTHER_REGISTERS
 

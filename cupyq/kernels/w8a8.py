@@ -114,7 +114,7 @@ class W8A8Config(Config):
     def registers(self, prob: Problem, device: Target) -> int:
         """Estimate of the registers of a thread, on the safe side, for legality before anything is compiled."""
         tokens = self.warp_tokens // 8
-        fragments = 4 * tokens + 2 * self.strips
+        fragments = (2 if tokens > 1 else 4) * tokens + 4 * self.strips
         if prob.op == "w8a8-fp8" and device.cc[0] in (9, 10):
             fragments *= 3  # there mma.sync has no 8-bit floats: ptxas widens both fragments to 16 bits
         return self.strips * tokens * 4 + fragments + _OTHER_REGISTERS
