@@ -37,8 +37,8 @@ from .quantize import quantize
 from .weights import QuantizedWeight, pack, unpack
 
 if TYPE_CHECKING:
-    from .dispatch import explain, plan, warmup
-    from .ops import dequantize, matmul, quantize_activations
+    from .dispatch import explain
+    from .ops import dequantize, matmul, plan, quantize_activations, warmup
 
 __version__ = "0.1.0"
 
@@ -82,8 +82,8 @@ _LAZY = {
     "warmup": "ops",
 }
 _MODULES = {
-    "bands", "compiler", "db", "devices", "dispatch", "emulator", "formats", "kernels", "layout", "ops", "predictor",
-    "reference", "roofline", "tuner",
+    "bands", "compiler", "db", "devices", "dispatch", "emulator", "formats", "kernels", "launch", "layout", "ops",
+    "predictor", "reference", "roofline", "tuner",
 }  # fmt: skip
 
 

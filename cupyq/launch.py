@@ -1,0 +1,398 @@
+"""Launches on a GPU: kernels bound to one weight, M and device, and the scratch memory they share.
+
+Everything that does not change from call to call is worked out once: the choice of kernel, its geometry, the order of
+its arguments. A launch then puts x and y in their places and goes to the current stream of x's device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from . import compiler, devices, dispatch, kernels, reference
+from .arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Array, float8_decode
+from .kernels import DequantConfig, Problem, dequant
+from .kernels import quantize_activations as quantize_activations_kernel
+from .kernels.call import padded_k, pointer
+from .weights import QuantizedWeight
+
+_DTYPES = {"float16": FLOAT16, "bfloat16": BFLOAT16}
+_PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, another stream in each thread
+_CACHED_LAUNCHERS = 512  # of one weight: M x dtype x device
+
+
+@contextlib.contextmanager
+def on_device(ordinal: int) -> Iterator[Any]:
+    """Make a CUDA device current for the block, and with it that device's own current stream; yields `cupy`."""
+    import cupy
+
+    if cupy.cuda.runtime.getDevice() == ordinal:
+        yield cupy
+    else:
+        with cupy.cuda.Device(ordinal):
+            yield cupy
+
+
+# --- scratch memory ---------------------------------------------------------------------------------------------------
+
+
+class Scratch:
+    """Device memory that launches of one stream use one after the other: split-K partial sums, activation codes.
+
+    A stream runs its kernels in order, so one buffer of each name serves them all; two streams never share. Buffers
+    grow and stay. While a stream is being captured every launch gets memory of its own, which is kept for good: the
+    graph may be replayed at any time, on any stream, beside others.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[Any, ...], Array] = {}
+        self._captured: list[Any] = []
+        self._lock = threading.Lock()
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: Any, zero: bool = False) -> Array:
+        """Return a buffer of at least this shape's size for the current device and stream, shaped so.
+
+        Parameters
+        ----------
+        name : str
+            What it is for; buffers of different names do not overlap.
+        shape, dtype
+            Of the array returned.
+        zero : bool
+            Zeros when it is made; launches leave it as zeros.
+        """
+        import cupy
+
+        stream = cupy.cuda.get_current_stream()
+        make = cupy.zeros if zero else cupy.empty
+        if _capturing(stream):
+            fresh = make(shape, dtype)
+            self._captured.append(fresh)
+            return fresh
+        thread = threading.get_ident() if stream.ptr == _PER_THREAD_STREAM else 0
+        key = (name, np.dtype(dtype), cupy.cuda.runtime.getDevice(), stream.ptr, thread)
+        size = math.prod(shape)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.size < size:
+            with self._lock:
+                self._buffers[key] = buffer = make((size,), dtype)
+        return buffer[:size].reshape(shape)
+
+    def keep(self, *arrays: Any) -> None:
+        """Keep temporary arrays for good if the current stream is being captured: the graph holds their addresses."""
+        import cupy
+
+        if _capturing(cupy.cuda.get_current_stream()):
+            self._captured.extend(arrays)
+
+    def clear(self) -> None:
+        """Give up every buffer, those of captured graphs excepted."""
+        with self._lock:
+            self._buffers.clear()
+
+
+def _capturing(stream: Any) -> bool:
+    # The legacy default stream cannot be captured, and may not even be asked while another stream is.
+    return stream.ptr > 1 and stream.is_capturing()
+
+
+scratch = Scratch()
+
+
+# --- one kernel, bound ------------------------------------------------------------------------------------------------
+
+
+class _Step:
+    """One kernel with its fixed arguments, and the places of those that change, found by their addresses."""
+
+    def __init__(self, cfg: kernels.Config, problem: Problem, call: kernels.Call, changing: dict[str, Array]) -> None:
+        self.kernel = compiler.load(cfg, problem)
+        self.grid, self.block, self.shared = call.grid, call.block, call.shared_bytes
+        self._args = list(call.args)
+        addresses = {pointer(a): i for i, a in enumerate(call.args) if not isinstance(a, np.generic)}
+        self._places = {name: addresses[pointer(array)] for name, array in changing.items()}
+        for place in self._places.values():
+            self._args[place] = None  # lets go of what only stood in for the real array
+
+    def __call__(self, **arrays: Array) -> None:
+        args = self._args.copy()
+        for name, array in arrays.items():
+            args[self._places[name]] = array
+        self.kernel(self.grid, self.block, tuple(args), shared_mem=self.shared)
+
+
+def _sketch(cupy: Any, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return an array that has a shape, a dtype and an aligned address, over next to no memory: never launched on."""
+    return cupy.ndarray(shape, dtype, memptr=cupy.empty(256, np.uint8).data)
+
+
+def _ready(array: Array, align: int) -> bool:
+    return array.flags.c_contiguous and pointer(array) % align == 0
+
+
+class _Fused:
+    """The W4A16 or the W8A8 kernel: x (or its codes and x_scale), y and bias change from call to call."""
+
+    def __init__(self, cfg: kernels.Config, problem: Problem, qw: QuantizedWeight, has_bias: bool) -> None:
+        import cupy
+
+        self.problem, self.cfg, self.qw, self.has_bias = problem, cfg, qw, has_bias
+        self.launch = cfg.launch(problem)
+        dtype = _DTYPES[problem.dtype]
+        eight = problem.op != "w4a16"
+        self.align = 16 if eight or problem.k % 8 == 0 else 2
+        x_dtype = dtype if not eight else np.int8 if problem.op == "w8a8-int8" else np.uint8
+        self.width = padded_k(problem.k) if eight else problem.k
+        changing = {"x": _sketch(cupy, (problem.m, self.width), x_dtype)}
+        changing["y"] = _sketch(cupy, (problem.m, problem.n), dtype)
+        if has_bias:
+            changing["bias"] = _sketch(cupy, (problem.n,), dtype)
+        if eight:
+            changing["x_scale"] = _sketch(cupy, (problem.m,), FLOAT32)
+        workspace = None
+        if self.launch.partial_words:
+            changing["partials"] = _sketch(cupy, (self.launch.partial_words,), np.uint32)
+            changing["arrivals"] = _sketch(cupy, (self.launch.tiles,), np.uint32)
+            workspace = (changing["partials"], changing["arrivals"])
+        call = kernels.call(
+            cfg,
+            problem,
+            changing["x"],
+            qw,
+            changing.get("bias"),
+            x_scale=changing.get("x_scale"),
+            out=changing["y"],
+            workspace=workspace,
+        )
+        self.step = _Step(cfg, problem, call, changing)
+
+    def _workspace(self) -> dict[str, Array]:
+        if not self.launch.partial_words:
+            return {}
+        return {
+            "partials": scratch.get("partials", (self.launch.partial_words,), np.uint32),
+            "arrivals": scratch.get("arrivals", (self.launch.tiles,), np.uint32, zero=True),
+        }
+
+    def __call__(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None = None) -> None:
+        arrays = self._workspace()
+        if self.has_bias:
+            arrays["bias"] = bias
+        if x_scale is not None:
+            arrays["x_scale"] = x_scale
+        if x.shape[1] == self.width and _ready(x, self.align):
+            self.step(x=x, y=y, **arrays)
+            return
+        # Rows apart, or codes without padding: the launch is worked out for this x.
+        workspace = (arrays["partials"], arrays["arrivals"]) if "partials" in arrays else None
+        call = kernels.call(self.cfg, self.problem, x, self.qw, bias, x_scale=x_scale, out=y, workspace=workspace)
+        scratch.keep(*call.args)
+        self.step.kernel(call.grid, call.block, call.args, shared_mem=call.shared_bytes)
+
+
+class _Quantize:
+    """The kernel that quantizes activations: x in, codes with padded rows and a scale a token out."""
+
+    def __init__(self, problem: Problem) -> None:
+        import cupy
+
+        self.problem, self.cfg = problem, quantize_activations_kernel.default(problem)
+        self.align = 16 if problem.k % 8 == 0 else 2
+        self.shape = (problem.m, padded_k(problem.k))
+        self.dtype = np.int8 if problem.op == "w8a8-int8" else np.uint8
+        x, codes = (
+            _sketch(cupy, s, d) for s, d in (((problem.m, problem.k), _DTYPES[problem.dtype]), (self.shape, self.dtype))
+        )
+        call = kernels.call(self.cfg, problem, x, out=codes)
+        changing = {"x": x, "codes": codes, "x_scale": call.x_scale}
+        self.step = _Step(self.cfg, problem, call, changing)
+
+    def __call__(self, x: Array, codes: Array, x_scale: Array) -> None:
+        if not _ready(x, self.align):
+            x = x.copy(order="C")
+            scratch.keep(x)
+        self.step(x=x, codes=codes, x_scale=x_scale)
+
+
+# --- what multiplies --------------------------------------------------------------------------------------------------
+
+
+class Launcher:
+    """x -> y for one weight, M, dtype and device. Made by :func:`launcher`; called with that device current.
+
+    Attributes
+    ----------
+    choice : dispatch.Choice
+    """
+
+    def __init__(self, choice: dispatch.Choice, qw: QuantizedWeight, has_bias: bool) -> None:
+        self.choice = choice
+        self.problem = choice.problem
+        self.perm = qw.perm
+        self.qw = qw = dataclasses.replace(qw, perm=None)  # x's columns are gathered here
+        self._multiply: Callable[[Array, Array, Array | None, Array | None], None]
+        if choice.path == "fused":
+            assert choice.config is not None
+            self._fused = _Fused(choice.config, self.problem, qw, has_bias)
+            self._quantize = None if self.problem.op == "w4a16" else _Quantize(self.problem)
+            self._multiply = self._by_fused if self._quantize is None else self._by_fused8
+        elif choice.path == "dequant":
+            self._dequantize = dequantizer(choice.config, self.problem, qw)
+            self._multiply = self._by_dequant
+        else:
+            self._multiply = self._by_dense
+
+    def __call__(self, x: Array, y: Array, bias: Array | None = None, x_scale: Array | None = None) -> None:
+        """Write ``x @ w + bias`` into y.
+
+        Parameters
+        ----------
+        x : (M, K) of the problem's dtype, any strides; or, with `x_scale`, codes
+        y : (M, N), C order, starting at a multiple of 16 bytes, not overlapping x
+        bias : (N,) of the problem's dtype, C order; given exactly if the launcher was made for it
+        x_scale : (M,) float32, optional
+        """
+        if self.perm is not None:
+            import cupy
+
+            gathered = scratch.get("gathered", x.shape, x.dtype)
+            cupy.take(x, self.perm, axis=1, out=gathered)
+            x = gathered
+        self._multiply(x, y, bias, x_scale)
+
+    def _by_fused(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None) -> None:
+        self._fused(x, y, bias)
+
+    def _by_fused8(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None) -> None:
+        if x_scale is None:
+            assert self._quantize is not None
+            codes = scratch.get("codes", self._quantize.shape, self._quantize.dtype)
+            x_scale = scratch.get("x_scale", (self.problem.m,), FLOAT32)
+            self._quantize(x, codes, x_scale)
+            x = codes
+        self._fused(x, y, bias, x_scale)
+
+    def _by_dequant(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None) -> None:
+        import cupy
+
+        # Dense weights are large: they come from CuPy's pool and go back to it, rather than stay as scratch.
+        w = cupy.empty((self.problem.k, self.problem.n), _DTYPES[self.problem.dtype])
+        scratch.keep(w)
+        self._dequantize(w=w)
+        cupy.matmul(x, w, out=y)
+        if bias is not None:
+            cupy.add(y, bias, out=y)
+
+    def _by_dense(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None) -> None:
+        """Multiply with CuPy's operations alone, on GPUs and shapes that no kernel of cupyq serves."""
+        import cupy
+
+        if self.problem.op == "w4a16":
+            wide = cupy.matmul(x.astype(FLOAT32), reference.dequantize(self.qw))
+        else:
+            # float64 holds the sums of int8 products exactly, however long K is.
+            kind = FLOAT64 if self.problem.op == "w8a8-int8" else FLOAT32
+            if x_scale is None:
+                x, x_scale = reference.quantize_activations(x, self.problem.op)
+            values = float8_decode(x) if self.problem.op == "w8a8-fp8" else x
+            codes = reference.dequantize(self.qw, kind)
+            wide = cupy.matmul(values.astype(kind), codes) * x_scale.reshape(-1, 1)
+        y[...] = wide if bias is None else wide + bias.astype(wide.dtype)
+
+
+def dequantizer(cfg: kernels.Config | None, problem: Problem, qw: QuantizedWeight) -> _Step:
+    """Return the dequantizing kernel, bound to a weight without act order; call it with ``w=``."""
+    import cupy
+
+    assert isinstance(cfg, DequantConfig)
+    w = _sketch(cupy, (problem.k, problem.n), _DTYPES[problem.dtype])
+    return _Step(cfg, problem, kernels.call(cfg, problem, None, qw, out=w), {"w": w})
+
+
+# --- parts of a product -----------------------------------------------------------------------------------------------
+
+
+def dequantize(qw: QuantizedWeight, dtype: str | np.dtype) -> Array | None:
+    """Dequantize with the kernel, on the current device; None where it does not serve this weight and dtype."""
+    import cupy
+
+    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    if qw.scheme != "w4a16" or name not in _DTYPES or qw.n == 0:
+        return None
+    problem = Problem.of(1, qw, name)
+    cfg = dequant.default(problem)
+    if kernels.check(cfg, problem, devices.live(qw.device or 0)) is not None:
+        return None
+    rows = cupy.empty((qw.k, qw.n), _DTYPES[name])
+    dequantizer(cfg, problem, dataclasses.replace(qw, perm=None))(w=rows)
+    if qw.perm is None:
+        return rows
+    w = cupy.empty_like(rows)
+    w[qw.perm] = rows
+    return w
+
+
+def quantize_activations(x: Array, scheme: str) -> tuple[Array, Array] | None:
+    """Quantize rows of x with the kernel, on the current device; None where it does not serve this x."""
+    import cupy
+
+    dtype = np.dtype(x.dtype).name
+    if scheme not in reference.LARGEST_CODE or dtype not in _DTYPES or x.ndim == 0 or x.size == 0:
+        return None
+    k = x.shape[-1]
+    rows = x.reshape(-1, k)
+    problem = Problem(scheme, rows.shape[0], 1, k, -1, True, dtype)
+    cfg = quantize_activations_kernel.default(problem)
+    if kernels.check(cfg, problem, devices.live(int(x.device.id))) is not None:
+        return None
+    step = _Quantize(problem)
+    codes = cupy.empty(step.shape, step.dtype)
+    x_scale = cupy.empty((problem.m,), FLOAT32)
+    step(rows, codes, x_scale)
+    return codes[:, :k].reshape(x.shape), x_scale.reshape(x.shape[:-1])
+
+
+# --- launchers, remembered --------------------------------------------------------------------------------------------
+
+_launchers: dict[int, dict[tuple[Any, ...], Launcher]] = {}
+_lock = threading.Lock()
+
+
+def launcher(qw: QuantizedWeight, m: int, dtype: np.dtype, ordinal: int, has_bias: bool) -> Launcher:
+    """Return the launcher for M tokens of `dtype` on a CUDA device, which is current; made on first use.
+
+    Warns once where the problem is not tuned. Forgotten with the weight, or by :func:`reset`.
+    """
+    mine = _launchers.get(id(qw))
+    key = (m, dtype, ordinal, has_bias)
+    if mine is not None:
+        found = mine.get(key)
+        if found is not None:
+            return found
+    choice = dispatch.choose(Problem.of(m, qw, dtype.name), devices.live(ordinal))
+    dispatch.warn_untuned(choice)
+    made = Launcher(choice, qw, has_bias)
+    with _lock:
+        if id(qw) not in _launchers:
+            _launchers[id(qw)] = {}
+            weakref.finalize(qw, _launchers.pop, id(qw), None)
+        mine = _launchers[id(qw)]
+        if len(mine) >= _CACHED_LAUNCHERS:
+            mine.clear()
+        mine[key] = made
+    return made
+
+
+def reset() -> None:
+    """Forget launchers and choices, so that rows tuned since count. Plans made before stay as they are."""
+    with _lock:
+        for mine in _launchers.values():
+            mine.clear()
+    dispatch.reset()
