@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from cupyq.db.values import text
 from cupyq.errors import CupyqError
 
 SourceHash = Callable[[Mapping[str, Any], Mapping[str, Any]], "str | None"]
@@ -96,7 +95,7 @@ def _nvrtc_version() -> str | None:
     try:
         from cupyq import compiler
 
-        return major_minor(compiler.nvrtc_version())
+        return major_minor(compiler.version())
     except (CupyqError, ImportError, AttributeError, OSError):
         return None
 
@@ -125,17 +124,10 @@ def _library_digest() -> str | None:
 
 
 def _source_hash(config: Mapping[str, Any], problem: Mapping[str, Any]) -> str | None:
-    return _cached_source_hash(text(config), tuple(sorted(problem.items())))
-
-
-@functools.lru_cache(maxsize=4096)
-def _cached_source_hash(config: str, problem: tuple[tuple[str, Any], ...]) -> str | None:
-    import json
-
     try:
         from cupyq import kernels
 
-        return kernels.source_hash(kernels.config_from_dict(json.loads(config)), kernels.Problem(**dict(problem)))
+        return kernels.source_hash(kernels.from_dict(dict(config)), kernels.Problem(**problem))
     except (CupyqError, ImportError, AttributeError, LookupError, TypeError, ValueError):
         # A config of another version that this one cannot read is not current; that is all there is to say of it.
         return None

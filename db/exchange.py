@@ -16,7 +16,7 @@ from sqlite_utils import Database
 from cupyq.db import identity, migrations, tables, views
 from cupyq.db.queries import JOINED, TRIAL_FILTERS, Filters
 from cupyq.db.records import PATHS, PHASES, SOURCES
-from cupyq.db.values import choice, moment, number, text
+from cupyq.db.values import choice, moment, now, number, text
 from cupyq.errors import ArgumentError, DatabaseError, SchemaTooNew
 
 if TYPE_CHECKING:
@@ -114,8 +114,15 @@ def _add(store: Store, db: Database, parts: Mapping[str, Any], columns: list[str
     row["problem_id"] = store.problem_id(parts["problem"])
     mine = next(iter(db.query("SELECT * FROM trial WHERE uid = ?", [row["uid"]])), None)
     if mine is not None:
-        compared = [name for name in row if name not in _LOCAL]
-        return "known" if all(mine[name] == row[name] for name in compared) else "conflict"
+        differs = {name: [mine[name], row[name]] for name in row if name not in _LOCAL and mine[name] != row[name]}
+        if differs:
+            fields = {"trial_id": mine["id"], "origin": origin, "differs": text(differs), "found_at": now()}
+            db.execute(
+                "INSERT OR IGNORE INTO conflict (trial_id, origin, differs, found_at) "
+                "VALUES (:trial_id, :origin, :differs, :found_at)",
+                fields,
+            )
+        return "conflict" if differs else "known"
     row["study_id"] = _study_id(db, parts, row, origin)
     tables.insert(db, "trial", {**row, "origin": origin})
     return "added"

@@ -9,7 +9,7 @@ from cupyq.db.values import now
 from cupyq.errors import DatabaseError, SchemaTooNew
 
 #: Steps below; a file says in `meta` (and in `PRAGMA user_version`) how many it has been through.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 migrations = Migrations("cupyq")
 
@@ -108,6 +108,7 @@ CREATE TABLE trial (
 );
 CREATE INDEX trial_problem ON trial (problem_id, device_id);
 CREATE INDEX trial_study ON trial (study_id);
+CREATE INDEX trial_source ON trial (source_hash);
 CREATE INDEX problem_shape ON problem (n, k, band);
 """
 
@@ -122,6 +123,22 @@ def tables(db: Database) -> None:
 def ranking(db: Database) -> None:
     """Lay the views `eligible` and `best`."""
     views.create(db)
+
+
+@migrations()
+def conflicts(db: Database) -> None:
+    """Lay the table of what merging found to differ."""
+    db.executescript("""
+CREATE TABLE conflict (
+    -- A trial that came with other content than ours has. Ours stays; this is what the other file said.
+    id INTEGER PRIMARY KEY,
+    trial_id INTEGER NOT NULL REFERENCES trial(id) ON DELETE CASCADE,
+    origin TEXT,                         -- the file it came from
+    differs TEXT NOT NULL,               -- JSON: column -> [ours, theirs], when they met
+    found_at TEXT NOT NULL,
+    UNIQUE (trial_id, differs)
+);
+""")
 
 
 def check(db: Database, path: object) -> int:

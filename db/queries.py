@@ -87,7 +87,7 @@ def _same(names: Iterable[str]) -> dict[str, str]:
 def tidy(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row with its JSON columns parsed and its 0/1 columns as bool."""
     tidied = dict(row)
-    for name in ("config", "samples", "parts", "spec", "settings"):
+    for name in ("config", "samples", "parts", "spec", "settings", "differs"):
         if isinstance(tidied.get(name), str):
             tidied[name] = json.loads(tidied[name])
     for name in ("symmetric", "stale", "verified", "chosen"):
@@ -104,8 +104,8 @@ def best(db: Database, filters: Filters, facts: Mapping[str, Any]) -> list[dict[
 
 
 _TRIAL_COLUMNS = """
-    t.id, t.uid, d.label AS device, p.op, p.dtype, p.scale_dtype, p.m, p.n, p.k, p.group_size, p.symmetric, p.band,
-    t.path, t.config, t.state, t.reason, t.source, t.verified, t.chosen, t.phase, t.time_us, t.time_low_us,
+    t.id, t.uid, d.label AS device, d.compute_capability, p.op, p.dtype, p.scale_dtype, p.m, p.n, p.k, p.group_size,
+    p.symmetric, p.band, t.path, t.config, t.state, t.reason, t.source, t.verified, t.chosen, t.phase, t.time_us, t.time_low_us,
     t.time_high_us, t.error, t.quantization_error, t.samples, t.cache, t.launch, t.source_hash, t.nvrtc_version,
     t.driver_version, t.cupy_version, t.cupyq_version, t.registers, t.spill_bytes, t.shared_bytes, t.clock_mhz,
     t.power_w, t.temperature_c, t.parts, s.name AS study, t.origin, t.started_at, t.finished_at
@@ -136,6 +136,15 @@ def candidates(db: Database, filters: Filters, judged: Mapping[str, Any] | None)
         sql = views.judged(f"{sql} AND t.id IN ({views.FIRSTS})")
         parameters = {**judged, **parameters}
     return [tidy(row) for row in db.query(f"{sql} ORDER BY t.id{filters.limited}", parameters)]
+
+
+def conflicts(db: Database) -> list[dict[str, Any]]:
+    """Return what merging found to differ, oldest first."""
+    rows = db.query(
+        "SELECT c.id, t.uid, c.origin, c.differs, c.found_at "
+        "FROM conflict c JOIN trial t ON t.id = c.trial_id ORDER BY c.id"
+    )
+    return [tidy(row) for row in rows]
 
 
 def devices(db: Database) -> list[dict[str, Any]]:

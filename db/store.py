@@ -93,7 +93,8 @@ class Store:
         self.readonly = readonly
         self.environment = environment
         self._abandoned: list[Database] = []
-        self._sources: tuple[tuple[int, int], str] | None = None
+        self._generated: dict[str, bool] = {}  # source hash -> the library here generates it
+        self._declared = False
         self._open()
 
     def _open(self) -> None:
@@ -129,9 +130,13 @@ class Store:
         """Give the block the connection inside one transaction that holds the write lock; may be nested."""
         if self.readonly:
             raise DatabaseError(f"{self.path} is open read-only; open it with readonly=False to write")
-        with self.reading() as db, connect.writing(db):
-            migrations.still_known(db, self.path)
-            yield db
+        try:
+            with self.reading() as db, connect.writing(db):
+                migrations.still_known(db, self.path)
+                yield db
+        except BaseException:
+            self._declared = False  # what was declared may have been rolled back
+            raise
 
     # Identity
 
@@ -310,42 +315,45 @@ class Store:
     def declare(self) -> None:
         """Write what this process runs into table `current`, by which any SQLite tool sees `best.stale` decided.
 
-        Recording, importing and merging do this by themselves.
+        The first trial that a store records, and importing and merging, do this by themselves.
         """
         with self.writing() as db:
-            tables.write_current(db, self.environment.parameters(text(self._generated(db))))
+            tables.write_current(db, self._judged(db))
+            self._declared = True
 
     def _declare(self, row: Mapping[str, Any], problem: Mapping[str, Any]) -> None:
-        """Keep table `current` right after one trial was written."""
-        with self.reading() as db:
-            if not tables.is_current(db, self.environment.parameters("[]")):
-                self.declare()
-            elif self.environment.source_hash is not None and row["source_hash"] is not None:
-                config = json.loads(row["config"])
-                if self.environment.source_hash(config, problem) == row["source_hash"]:
-                    db.execute("INSERT OR IGNORE INTO current VALUES ('source_hash', ?)", [row["source_hash"]])
+        """Keep table `current` right after one trial was written.
 
-    def _generated(self, db: Database) -> list[str]:
-        """Return the stored source hashes that this process's library still generates for their configs."""
+        Where two versions of cupyq write by turns, the one that began last is the current one: they must not take
+        the table from each other at every trial.
+        """
+        with self.reading() as db:
+            if not self._declared:
+                self.declare()
+                return
+            mine = tables.is_current(db, self.environment.parameters("[]"))
+            source_hash = row["source_hash"]
+            if mine and source_hash and self._generates(source_hash, json.loads(row["config"]), problem):
+                db.execute("INSERT OR IGNORE INTO current VALUES ('source_hash', ?)", [source_hash])
+
+    def _generates(self, source_hash: str, config: Mapping[str, Any], problem: Mapping[str, Any]) -> bool:
+        """Return whether this process's library still generates the source of that hash; asked once a hash."""
         generate = self.environment.source_hash
-        if generate is None:
-            return []
-        return [
-            stored
-            for stored, config, problem in tables.distinct_sources(db)
-            if generate(config, identity.problem_fields(problem)) == stored
-        ]
+        if source_hash not in self._generated:
+            self._generated[source_hash] = generate is not None and generate(config, problem) == source_hash
+        return self._generated[source_hash]
 
     def _judged(self, db: Database) -> dict[str, str | None]:
         """Return the parameters by which the queries judge staleness: this process's facts, not the file's."""
         library = self.environment.library
         if library is not None and tables.declared(db, "library") == [library]:
-            # Every writer keeps the list complete, so the file's own answer for the same library stands.
-            return self.environment.parameters(text(tables.declared(db, "source_hash")))
-        version = (db.execute("PRAGMA data_version").fetchone()[0], db.conn.total_changes)
-        if self._sources is None or self._sources[0] != version:
-            self._sources = (version, text(self._generated(db)))
-        return self.environment.parameters(self._sources[1])
+            # The same library has vouched for these already, in this process or another.
+            self._generated.update(dict.fromkeys(tables.declared(db, "source_hash"), True))
+        stored = tables.source_hashes(db)
+        for source_hash in stored - self._generated.keys():
+            config, problem = tables.generated_by(db, source_hash)
+            self._generates(source_hash, config, identity.problem_fields(problem))
+        return self.environment.parameters(text(sorted(hash_ for hash_ in stored if self._generated[hash_])))
 
     # Questions
 
@@ -452,6 +460,11 @@ class Store:
             return self.load(other.export(), origin=str(other.path))
         with Store(Path(other), True, self.environment) as opened:
             return self.load(opened.export(), origin=str(other))
+
+    def conflicts(self) -> list[dict[str, Any]]:
+        """Return what merging found to differ: trial uid, origin, found_at, and `differs`: column -> [ours, theirs]."""
+        with self.reading() as db:
+            return queries.conflicts(db)
 
     def prune(self, what: housekeeping.Prune) -> int:
         """Delete trials and return how many, or, for a dry run, would be."""

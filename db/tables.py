@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from sqlite_utils import Database
@@ -59,11 +59,17 @@ def write_current(db: Database, facts: Mapping[str, Any]) -> None:
     db.conn.executemany("INSERT INTO current VALUES (?, ?)", rows)
 
 
-def distinct_sources(db: Database) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Yield each stored source hash and config with a problem it was used on, of trials that may be ranked."""
-    rows = db.query(
-        "SELECT t.source_hash, t.config, p.* FROM trial t JOIN problem p ON p.id = t.problem_id "
-        "WHERE t.source_hash IS NOT NULL AND t.state = 'complete' GROUP BY t.source_hash"
+def source_hashes(db: Database) -> set[str]:
+    """Return every source hash that a trial has."""
+    return {value for (value,) in db.execute("SELECT DISTINCT source_hash FROM trial WHERE source_hash IS NOT NULL")}
+
+
+def generated_by(db: Database, source_hash: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the config and the problem (columns of its table) of one trial that has this source hash."""
+    row = next(
+        db.query(
+            "SELECT t.config, p.* FROM trial t JOIN problem p ON p.id = t.problem_id WHERE t.source_hash = ? LIMIT 1",
+            [source_hash],
+        )
     )
-    for row in rows:
-        yield row["source_hash"], json.loads(row["config"]), row
+    return json.loads(row["config"]), row

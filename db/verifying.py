@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cupyq import devices
 from cupyq.db.queries import Filters
-from cupyq.errors import CupyqError, NotInstalled, VerificationError
+from cupyq.devices import DeviceSpec
+from cupyq.errors import CupyqError, NotInstalled
 
 if TYPE_CHECKING:
     from cupyq.db.store import Store
 
-#: Takes a trial as `Store.trials` gives it (with the device's `spec`), runs it, and returns the largest error against
-#: the reference. Raises VerificationError when the output is wrong, another CupyqError when it cannot be run here.
-VerifyRow = Callable[[Mapping[str, Any]], "float | None"]
+#: Takes a trial as `Store.trials` gives it and the device to check it for, and returns an object with `ok`, `error`
+#: and `reason`. Raises NotInstalled when nothing can be checked here, another CupyqError when this trial cannot.
+VerifyRow = Callable[[Mapping[str, Any], DeviceSpec], Any]
 
 
 def verify_trials(store: Store, filters: Filters, only_best: bool, verify_row: VerifyRow) -> list[dict[str, Any]]:
     """Check the complete trials that pass the filters, store each outcome, and return one row a trial.
 
-    A wrong output makes the trial failed. A trial that cannot be run here (another architecture, a config that this
-    version refuses) keeps its state; its row says why.
+    A wrong output makes the trial failed. A trial that cannot be run here (a config that this version refuses) keeps
+    its state; its row says why.
     """
     rows = []
+    here = {spec.identity: spec for spec in _live()}
     for trial in store.candidates(filters, only_best):
-        ok, error, reason, decided = _outcome(trial, verify_row)
-        if decided:
-            store.set_verified(trial["id"], ok, error, reason)
-        rows.append({**trial, "ok": ok, "error": error, "reason": reason})
+        spec = _spec(trial["spec"])
+        device = here.get(spec.identity, spec)
+        try:
+            found = verify_row(trial, device)
+        except NotInstalled:
+            raise  # the same for every trial: say it once, with the command that mends it
+        except CupyqError as hindrance:
+            rows.append({**trial, "ok": False, "error": None, "reason": f"not run: {hindrance}"})
+            continue
+        error = found.error if found.error is not None and math.isfinite(found.error) else None
+        store.set_verified(trial["id"], found.ok, error, found.reason)
+        rows.append({**trial, "ok": found.ok, "error": error, "reason": found.reason})
     return rows
 
 
-def _outcome(trial: Mapping[str, Any], verify_row: VerifyRow) -> tuple[bool, float | None, str | None, bool]:
-    try:
-        error = verify_row(trial)
-    except VerificationError as wrong:
-        return False, None, str(wrong), True
-    except NotInstalled:
-        raise  # the same for every trial: say it once, with the command that mends it
-    except CupyqError as hindrance:
-        return False, None, f"not run: {hindrance}", False
-    if error is not None and not math.isfinite(error):
-        return False, None, f"the error against the reference is {error}", True
-    return True, error, None, True
+def _live() -> list[DeviceSpec]:
+    return [devices.live(ordinal) for ordinal in range(devices.live_count())]
+
+
+def _spec(fields: Mapping[str, Any]) -> DeviceSpec:
+    """Return the stored spec; fields that this version does not know are left out."""
+    known = {field.name for field in dataclasses.fields(DeviceSpec)} & fields.keys()
+    values: dict[str, Any] = {
+        name: tuple(fields[name]) if isinstance(fields[name], list) else fields[name] for name in known
+    }
+    return DeviceSpec(**values)

@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +13,7 @@ from db_values import A100, H100, HERE, PROBLEM
 
 import cupyq.db
 from cupyq.db import cli
-from cupyq.errors import CompileError, VerificationError
+from cupyq.errors import ArgumentError
 
 
 @pytest.fixture
@@ -197,14 +198,16 @@ def verifier(monkeypatch):
     """Stand for `cupyq.tuner.verify`, which runs kernels: outcomes by tile."""
     seen = []
 
-    def verify_row(row):
-        seen.append(row)
-        outcome = outcomes[row["config"]["tile"]]
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+    def verify_row(row, device):
+        seen.append((row, device))
+        if row["config"]["tile"] == 3:
+            raise ArgumentError("config is of another version")
+        return outcomes[row["config"]["tile"]]
 
-    outcomes = {1: 0.02, 2: VerificationError("y[0, 3] is 1.5, not 2.0"), 3: CompileError("needs sm_80")}
+    outcomes = {
+        1: SimpleNamespace(ok=True, error=0.02, reason=None),
+        2: SimpleNamespace(ok=False, error=float("inf"), reason="y[0, 3] is 1.5, not 2.0"),
+    }
     module = type(sys)("cupyq.tuner.verify")
     module.verify_row = verify_row
     monkeypatch.setitem(sys.modules, "cupyq.tuner.verify", module)
@@ -216,19 +219,19 @@ def test_verify_checks_and_writes_down_what_came_out(run, filled, fresh_db, veri
     assert [(row["config"], row["ok"], row["error"], row["reason"]) for row in rows] == [
         ({"tile": 1}, True, 0.02, None),
         ({"tile": 2}, False, None, "y[0, 3] is 1.5, not 2.0"),
-        ({"tile": 3}, False, None, "not run: needs sm_80"),
+        ({"tile": 3}, False, None, "not run: config is of another version"),
     ]
     stored = {row["config"].get("tile"): (row["state"], row["error"], row["verified"]) for row in fresh_db.trials()}
     assert stored[1] == ("complete", 0.02, True)
     assert stored[2] == ("failed", None, False)
     assert stored[3] == ("complete", None, True), "a kernel that cannot run here is not wrong"
-    assert verifier[0]["spec"]["name"] == H100.name
+    assert verifier[0][1] == H100
 
 
 def test_verify_is_narrowed(run, filled, add, verifier):
     add(11.0, tile=2)
     run("verify", "--best", "--device", "h100-sxm", "--source", "measured")
-    assert [row["config"] for row in verifier] == [{"tile": 1}]
+    assert [row["config"] for row, _ in verifier] == [{"tile": 1}]
 
 
 def test_the_module_runs(tmp_path):

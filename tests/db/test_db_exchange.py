@@ -136,7 +136,13 @@ def test_the_same_trial_with_other_content_is_a_conflict_and_ours_stays(fresh_db
     other.merge(fresh_db)
     fresh_db.set_verified(1, False, reason="checked again")
     assert other.merge(fresh_db) == Report(conflicts=1)
+    assert other.merge(fresh_db) == Report(conflicts=1)
     assert other.trials()[0]["state"] == "complete"
+    (conflict,) = other.conflicts()
+    assert (conflict["uid"], conflict["origin"]) == (other.trials()[0]["uid"], str(fresh_db.path))
+    assert conflict["differs"] == {
+        "state": ["complete", "failed"], "verified": [1, 0], "reason": [None, "checked again"],
+    }  # fmt: skip
 
 
 def test_a_damaged_file_is_not_merged(tmp_path, fresh_db):

@@ -34,7 +34,8 @@ def test_a_trial_comes_back_whole(fresh_db):
     uid = row.pop("uid")
     assert len(uid) == 32
     assert row == {
-        "id": trial_id, "device": "h100-sxm", "op": "w4a16", "dtype": "float16", "scale_dtype": "float16", "m": 16,
+        "id": trial_id, "device": "h100-sxm", "compute_capability": "9.0", "op": "w4a16",
+        "dtype": "float16", "scale_dtype": "float16", "m": 16,
         "n": 4096, "k": 8192, "group_size": 128, "symmetric": True, "band": 16, "path": "fused",
         "config": {"family": "w4a16_mma", "tile": 1, "warps": [2, 4]}, "state": "complete", "reason": None,
         "source": "measured", "verified": True, "chosen": False, "phase": "final", "time_us": 12.5,
