@@ -1,0 +1,68 @@
+"""A fake GPU, a small space, and a tuner over both."""
+
+from __future__ import annotations
+
+import pytest
+
+from cupyq import db, devices, kernels
+from cupyq.kernels import Problem
+from cupyq.tuner import space
+from cupyq.tuner.candidate import Candidate
+from cupyq.tuner.fake import FakeDevice, FakeVerifier
+from cupyq.tuner.one_problem import Settings
+from cupyq.tuner.sampling import Stopping
+from cupyq.tuner.study import Tuner
+
+DEVICE = devices.get("rtx-4090")
+PROBLEM = Problem("w4a16", 16, 4096, 4096)
+QUICK = Stopping(least=5, most=5)
+
+
+def steady(candidate: Candidate, problem: Problem) -> float:
+    """Give every candidate a time of its own that no physical limit contradicts: 100 us and a little by its key."""
+    del problem
+    return {"fp16": 400.0, "dequant": 500.0}.get(candidate.path, 100.0) * (1 + sum(map(ord, candidate.key)) % 97 / 97)
+
+
+def in_order(candidates, problem):
+    """Rank candidates as they come: a predictor that knows nothing."""
+    del problem
+    return list(candidates)
+
+
+@pytest.fixture
+def store():
+    with db.open(":memory:") as opened:
+        yield opened
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Cut the fused space of any problem to its first legal configs, the default among them."""
+
+    def cut(count):
+        everything = kernels.configs
+
+        def some(problem, device):
+            default = kernels.default(problem, device)
+            rest = [cfg for cfg in everything(problem, device) if cfg != default]
+            return iter([default, *rest[: count - 1]])
+
+        monkeypatch.setattr(space.kernels, "configs", some)
+
+    return cut
+
+
+@pytest.fixture
+def make(store):
+    """Build a tuner on a fake device; keywords go to `FakeDevice` and `Settings`."""
+
+    def build(times_us=steady, *, wrong=(), trials=None, sampler="auto", seconds=None, progress=None, seed=0, **fake):
+        fake.setdefault("search", QUICK)
+        fake.setdefault("final", QUICK)
+        device = FakeDevice(DEVICE, times_us, **fake)
+        settings = Settings(trials, sampler, seed)
+        more = {} if progress is None else {"progress": progress}
+        return Tuner(store, DEVICE, device, FakeVerifier(set(wrong)), in_order, settings, seconds, **more)
+
+    return build

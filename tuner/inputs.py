@@ -1,0 +1,138 @@
+"""Adversarial inputs for one launch: magnitudes far apart, cancelling rows, extreme codes, ragged edges, guard rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cupyq import reference
+from cupyq.kernels import Config, DequantConfig, Problem
+from cupyq.kernels.problem import NUMPY_DTYPES
+from cupyq.weights import QuantizedWeight, pack
+
+GUARD = 8
+"""Rows before and after the output that a launch must leave as they were."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One launch's inputs.
+
+    Attributes
+    ----------
+    problem : Problem
+        With the small M, N and K that are launched.
+    qw : QuantizedWeight
+    x : (M, K) array of the problem's dtype
+        Activations; for 8-bit schemes before quantization.
+    codes, x_scale : arrays or None
+        8-bit schemes: quantized activations and the scale of each token.
+    bias : (N,) array
+    """
+
+    problem: Problem
+    qw: QuantizedWeight
+    x: np.ndarray
+    codes: np.ndarray | None
+    x_scale: np.ndarray | None
+    bias: np.ndarray
+
+    @property
+    def kernel_x(self) -> np.ndarray:
+        """What the fused kernel reads as x."""
+        return self.x if self.codes is None else self.codes
+
+
+def small_problem(cfg: Config, problem: Problem) -> Problem:
+    """Return the smallest problem on which `cfg` meets everything that it meets on `problem`.
+
+    Tokens and output features: one whole tile and a ragged one, so that interior and edge code both run; N keeps the
+    divisibility by 4 that selects the kernel's instance. K: the real one, unless it is so long that the pipeline goes
+    round more than once in each split; then as many stages as that takes, with the real K's remainder in the last.
+    """
+    ragged_n = 20 if problem.n % 4 == 0 else 21
+    if isinstance(cfg, DequantConfig):
+        stage, least = 64 * cfg.units, 3
+        n = 16 * cfg.warps + (24 if problem.n % 8 == 0 else 21)
+        m = 1
+    else:
+        stage = cfg.block_k  # type: ignore[attr-defined]
+        least = cfg.split_k * (cfg.stages + 2)  # type: ignore[attr-defined]
+        n = cfg.block_n + ragged_n  # type: ignore[attr-defined]
+        m = cfg.block_m + 3  # type: ignore[attr-defined]
+    k = problem.k
+    if -(-k // stage) > least:
+        k = (least - 1) * stage + (k % stage or stage)
+    return Problem(
+        problem.op, m, n, k, problem.group_size, problem.symmetric, problem.dtype, problem.scale_dtype
+    )  # fmt: skip
+
+
+def adversarial(problem: Problem, seed: int = 0) -> Inputs:
+    """Return inputs that a wrong kernel is unlikely to survive.
+
+    Weights: every code occurs; scales differ from group to group by up to 2**10; zero points take their extremes.
+    Tokens take turns: ordinary; large with alternating signs; tiny; zero but for one entry; huge values that cancel
+    around ones (a sum kept in 16 bits loses them); zero.
+    """
+    rng = np.random.default_rng(seed)
+    dtype = NUMPY_DTYPES[problem.dtype]
+    m, n, k = problem.m, problem.n, problem.k
+    qw = _weight(problem, rng)
+    x = np.zeros((m, k), dtype=np.float32)
+    for row in range(m):
+        x[row] = _token(row % 6, k, rng)
+    x = x.astype(dtype)
+    bias = (rng.standard_normal(n) * 0.5).astype(dtype)
+    codes = x_scale = None
+    if problem.op != "w4a16":
+        codes, x_scale = reference.quantize_activations(x, problem.op)
+    return Inputs(problem, qw, x, codes, x_scale, bias)
+
+
+def _token(kind: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    ordinary = rng.standard_normal(k)
+    if kind == 0:
+        return ordinary
+    if kind == 1:
+        return 30 * np.abs(ordinary) * (1 - 2 * (np.arange(k) % 2))
+    if kind == 2:
+        return ordinary * 2.0**-12
+    if kind == 3:
+        one = np.zeros(k)
+        one[rng.integers(k)] = 3
+        return one
+    if kind == 4:
+        ones = np.ones(k)
+        ones[0], ones[-1] = 2048, -2048
+        return ones
+    return np.zeros(k)
+
+
+def _weight(problem: Problem, rng: np.random.Generator) -> QuantizedWeight:
+    n, k, groups = problem.n, problem.k, problem.groups
+    if problem.op == "w4a16":
+        codes: Any = rng.integers(0, 16, size=(k, n), dtype=np.uint8)
+        exponents = rng.integers(-10, 1, size=(groups, n)).astype(np.float32)
+        scales = (np.exp2(exponents) * rng.uniform(1, 2, size=(groups, n)) / 8).astype(
+            NUMPY_DTYPES[problem.scale_dtype]
+        )
+        zeros = None
+        if not problem.symmetric:
+            zeros = rng.choice(np.array([0, 1, 7, 8, 14, 15], dtype=np.uint8), size=(groups, n))
+        return pack(codes, scales, zeros, scheme="w4a16", group_size=problem.group_size)
+    if problem.op == "w8a8-int8":
+        codes = rng.integers(-128, 128, size=(k, n)).astype(np.int8)
+    else:
+        codes = rng.integers(0, 256, size=(k, n)).astype(np.uint8)
+        codes[(codes & 0x7F) == 0x7F] = 0x7E  # e4m3 has no infinity, and these two patterns are NaN
+    scales = (np.exp2(rng.integers(-6, 1, size=(1, n)).astype(np.float32)) / 512).astype(np.float32)
+    return pack(codes, scales, scheme=problem.op, group_size=None)
+
+
+def guarded(shape: tuple[int, int], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return (a NaN-filled array with guard rows, the view of it that is the output)."""
+    whole = np.full((shape[0] + 2 * GUARD, shape[1]), np.nan, dtype=dtype)
+    return whole, whole[GUARD : GUARD + shape[0]]

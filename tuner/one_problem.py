@@ -1,0 +1,317 @@
+"""Tuning one problem: what to try, in what order, when to stop, which candidate to keep, and that it is right."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cupyq import bands
+from cupyq.errors import ArgumentError, TuningError
+from cupyq.kernels import Problem
+
+from . import samplers
+from .candidate import Candidate, from_row
+from .objective import Objective, Outcome
+from .record import Past, Recorder
+from .results import Choice, ProblemResult
+from .selection import Ranked, finalists, rank
+from .space import Space, neighbours
+from .verify import Verification, Verifies
+
+Ranking = Callable[[Sequence[Candidate], Problem], list[Candidate]]
+"""Orders candidates by what the predictor thinks of them, fastest first."""
+
+TRIALS = 64
+"""Candidates tried by default where the space is too large to sweep."""
+
+STOPPED = "the tuner was stopped while this trial ran"
+"""The database's reason for a trial that was running when its process was killed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to tune.
+
+    Parameters
+    ----------
+    trials : int, optional
+        Candidates tried for a problem, those of earlier runs included. None: all of a space that is swept whole, and
+        `TRIALS` of a larger one.
+    sampler : str
+        One of `samplers.NAMES`. "auto": sweep small spaces, and the predictor's ranking where its own word is all
+        there is; TPE otherwise.
+    seed : int
+        Of the sampler.
+    verify : bool
+        Verify winners. Without it nothing found is used until `python -m cupyq.db verify`.
+    """
+
+    trials: int | None = None
+    sampler: str = "auto"
+    seed: int = 0
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        if self.trials is not None and self.trials < 1:
+            raise ArgumentError(f"trials={self.trials}; accepted: 1 or more")
+        if self.sampler not in samplers.NAMES:
+            raise ArgumentError(f"sampler={self.sampler!r} is unknown; accepted: {', '.join(samplers.NAMES)}")
+
+
+@dataclass
+class ProblemTuner:
+    """Tunes one problem on one device.
+
+    Parameters
+    ----------
+    recorder : Recorder
+    objective : Objective
+    verifier : Verifies
+    ranking : callable
+    settings : Settings
+    started_from : iterable of Candidate
+        Winners of problems like this one, to try early.
+    on_trial : callable, optional
+        Told of each trial: (candidate, outcome).
+    """
+
+    recorder: Recorder
+    objective: Objective
+    verifier: Verifies
+    ranking: Ranking
+    settings: Settings
+    started_from: Iterable[Candidate] = ()
+    on_trial: Callable[[Candidate, Outcome], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.problem = self.recorder.problem
+        self.space = Space(self.problem, self.recorder.device)
+        self.looks: dict[str, tuple[Candidate, Outcome]] = {}
+        self.rows: dict[str, int] = {}
+        self.tried: set[str] = set()
+        self.result = ProblemResult(self.problem)
+        self.trials = self.settings.trials or (len(self.space) if self.space.small else TRIALS)
+        self._search_rows: dict[str, int] = {}
+        self._checked: set[str] = set()
+        self._ranked: dict[str, list[Candidate]] = {}
+
+    def run(self, deadline: float = float("inf")) -> ProblemResult:
+        """Search until the trials are used up or `deadline` (of time.monotonic) has come, then choose.
+
+        Raises
+        ------
+        TuningError
+            No kernel runs here, or no candidate gave a time; the message says why.
+        """
+        self.space.require_fused()
+        past = self.recorder.history()
+        settled = self._settled(past)
+        if settled is not None:
+            return settled
+        self._remember(past)
+        self._search(deadline)
+        self._choose()
+        return self._finish()
+
+    # What is known
+
+    def _settled(self, past: Sequence[Past]) -> ProblemResult | None:
+        """Return the result of an earlier run that leaves nothing to do."""
+        tried = [p for p in past if p.phase == "search"]
+        exhausted = len({p.key for p in tried}) >= min(self.trials, len(self.space))
+        chosen = [p for p in past if p.chosen and p.verified and p.candidate in self.space]
+        if not (exhausted and chosen and self.settings.verify):
+            return None
+        result = self.result
+        for entry in past:
+            if entry.verified and entry.candidate is not None:
+                best = result.by_path.get(entry.candidate.path)
+                if best is None or entry.chosen or (entry.phase == "final" and best.row_id not in _ids(chosen)):
+                    result.by_path[entry.candidate.path] = _choice(entry)
+            if entry.candidate == self.space.default and entry.outcome.ok:
+                result.default = entry.outcome
+        result.trials = len(tried)
+        result.states = Counter(entry.outcome.state for entry in tried)
+        result.resumed = True
+        return result
+
+    def _remember(self, past: Sequence[Past]) -> None:
+        self._checked = {entry.key for entry in past if entry.phase == "check"}
+        for entry in past:
+            stopped_default = entry.candidate == self.space.default and entry.outcome.reason == STOPPED
+            if entry.phase != "search" or stopped_default:
+                continue
+            self.tried.add(entry.key)
+            self.result.states[entry.outcome.state] += 1
+            if entry.candidate is not None and entry.candidate in self.space:
+                self.looks[entry.key] = (entry.candidate, entry.outcome)
+                self.rows[entry.key] = self._search_rows[entry.key] = entry.row_id
+        self.result.trials = len(self.tried)
+
+    def _rank(self, path: str) -> list[Candidate]:
+        if path not in self._ranked:
+            candidates = self.space.fused if path == "fused" else self.space.dequant
+            self._ranked[path] = self.ranking(candidates, self.problem)
+        return self._ranked[path]
+
+    # Searching
+
+    def _search(self, deadline: float) -> None:
+        left = self.trials - len(self.tried)
+        default = self.space.default
+        if default is not None and default.key not in self.tried:
+            self._try(default)  # whatever the budget: every winner is held against it
+            left -= 1
+        for candidate in self._proposals(left):
+            if left <= 0 or time.monotonic() >= deadline:
+                return
+            if candidate.key not in self.tried:
+                self._try(candidate)
+                left -= 1
+
+    def _proposals(self, left: int) -> Iterator[Candidate]:
+        yield from self._starters(left)
+        sampler = self._sampler()
+        samplers.resume(sampler, self.looks.values())
+        while (candidate := sampler.propose()) is not None:
+            yield candidate
+            sampler.tell(*self.looks[candidate.key])
+        yield from self._rank("dequant")  # whatever budget the fused kernel leaves
+
+    def _starters(self, left: int) -> Iterator[Candidate]:
+        """Yield what is tried before the sampler has its say: yardsticks, what won nearby, the predictor's first."""
+        yield self.space.fp16
+        yield from self._rank("dequant")[: 1 if left < 32 else 2]
+        store, device = self.recorder.store, self.recorder.device
+        own = store.lookup(device, self.problem)
+        known = [from_row({"path": own.path, "config": own.config})] if own is not None else []
+        known += [*self.started_from, *neighbours(store, device, self.problem)]
+        yield from self.space.legal(known)
+        yield from self._rank("fused")[: max(1, left // 3)]
+
+    def _sampler(self) -> samplers.Sampler:
+        name = self.settings.sampler
+        if name == "auto":
+            name = "sweep" if self.space.small or self.objective.source == "predicted" else "tpe"
+        return samplers.make(name, self._rank("fused"), self.settings.seed)
+
+    def _try(self, candidate: Candidate) -> Outcome:
+        refusal = self.space.refusal(candidate)
+        if refusal is not None:  # never reaches the compiler
+            outcome = Outcome("pruned", self.objective.source, reason=refusal)
+            row = self.recorder.add(candidate, outcome)
+        elif self.objective.source == "predicted":
+            # Takes microseconds and cannot crash: there is no running trial to leave a trace of.
+            outcome = self.objective.evaluate(candidate, self.problem)
+            row = self.recorder.add(candidate, outcome)
+        else:
+            row = self.recorder.start(candidate)
+            outcome = self.objective.evaluate(candidate, self.problem)
+            self.recorder.finish(row, candidate, outcome)
+        self.tried.add(candidate.key)
+        self.looks[candidate.key] = (candidate, outcome)
+        self.rows[candidate.key] = self._search_rows[candidate.key] = row
+        self.result.new_trials += 1
+        self.result.trials += 1
+        self.result.states[outcome.state] += 1
+        if self.on_trial is not None:
+            self.on_trial(candidate, outcome)
+        return outcome
+
+    # Choosing
+
+    def _choose(self) -> None:
+        if not any(outcome.ok for _, outcome in self.looks.values()):
+            raise TuningError(self._why_nothing())
+        for path in ("fused", "dequant", "fp16"):
+            choice = self._choose_of(path)
+            if choice is not None:
+                self.result.by_path[path] = choice
+        default = self.space.default
+        if default is not None and default.key in self.looks:
+            self.result.default = self.looks[default.key][1]
+
+    def _choose_of(self, path: str) -> Choice | None:
+        """Return the fastest right candidate of a path, looking closer at a few at a time."""
+        default = self.space.default if path == "fused" else None
+        looks = [look for look in self.looks.values() if look[0].path == path and look[1].ok]
+        while looks:
+            near = finalists(looks)
+            if default is not None and default not in near and self.looks[default.key][1].ok:
+                near.append(default)
+            outcomes = self.objective.finals(near, self.problem)
+            ranked = rank(list(zip(near, outcomes, strict=True)), default)
+            for candidate, outcome in zip(near, outcomes, strict=True):
+                self._looked_again(candidate, outcome)
+            for entry in ranked:
+                choice = self._verified(entry)
+                if choice is not None:
+                    return choice
+            looks = [look for look in looks if look[0] not in near]
+        return None
+
+    def _looked_again(self, candidate: Candidate, outcome: Outcome) -> None:
+        if self.objective.source == "predicted":
+            # The same trial, seen with its compiled registers and spills.
+            before = self.looks[candidate.key][1]
+            if outcome != before:
+                self.recorder.finish(self.rows[candidate.key], candidate, outcome)
+                self.result.states[before.state] -= 1
+                self.result.states[outcome.state] += 1
+        else:
+            self.rows[candidate.key] = self.recorder.add(candidate, outcome, phase="final")
+        self.looks[candidate.key] = (candidate, outcome)
+
+    def _verified(self, entry: Ranked) -> Choice | None:
+        candidate, row = entry.candidate, self.rows[entry.candidate.key]
+        if not self.settings.verify:
+            return Choice(candidate, entry.outcome, None, row)
+        verification = self.verifier.verify(candidate, self.problem)
+        self.recorder.judged(row, verification)
+        if verification.ok:
+            return Choice(candidate, entry.outcome, verification, row)
+        if self._search_rows[candidate.key] != row:  # nor may its first look bring it back when the run is resumed
+            self.recorder.judged(self._search_rows[candidate.key], verification)
+        self.result.rejected.append((candidate, verification))
+        self.looks[candidate.key] = (candidate, entry.outcome.failed(verification.reason or "wrong"))
+        return None
+
+    def _why_nothing(self) -> str:
+        reasons = Counter(outcome.reason or outcome.state for _, outcome in self.looks.values())
+        said = "; ".join(f"{reason} ({count}x)" for reason, count in reasons.most_common(3))
+        return f"none of {len(self.looks)} trials gave a time: {said}"
+
+    def _finish(self) -> ProblemResult:
+        winner = self.result.winner
+        if winner is None:
+            wrong = self.result.rejected
+            said = wrong[0][1].reason if wrong else "no fused or dequant candidate gave a time"
+            raise TuningError(f"no candidate can be used: {said}" + (f" ({len(wrong)} were wrong)" if wrong else ""))
+        self.recorder.choose(winner.row_id)
+        self._check_lower_end(winner)
+        self.result.states = +self.result.states
+        return self.result
+
+    def _check_lower_end(self, winner: Choice) -> None:
+        """Look at the winner at the band's lower end too; `Space.refusal` has seen that it is legal there."""
+        lower = self.problem.with_m(bands.lower_end(bands.of(self.problem.m)))
+        if lower.m == self.problem.m or winner.candidate.key in self._checked:
+            return
+        outcome = self.objective.evaluate(winner.candidate, lower)
+        verification = winner.verification
+        self.recorder.add(
+            winner.candidate, outcome, phase="check", problem=lower,
+            verified=outcome.ok and verification is not None and verification.ok,
+            error=None if verification is None else verification.error,
+        )  # fmt: skip
+
+
+def _choice(entry: Past) -> Choice:
+    assert entry.candidate is not None  # only entries with one are asked
+    return Choice(entry.candidate, entry.outcome, Verification(True, entry.error, None, "earlier"), entry.row_id)
+
+
+def _ids(entries: Iterable[Past]) -> set[int]:
+    return {entry.row_id for entry in entries}
