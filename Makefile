@@ -39,6 +39,7 @@ else
 NOT_GPU := gpu or not gpu
 endif
 
+MODEL   ?= minilm
 TUNE_DB ?= tuning.db
 
 # One stamp per set of packages, renewed when pyproject.toml changes.
@@ -52,8 +53,8 @@ DOCS_STAMP := $(VENV)/.cupyq-docs
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-tune: $(RUN_STAMP)  ## tune all-MiniLM-L6-v2's layers into tuning.db (DEVICE=name, TUNE_DB=file, ARGS=...)
-	@$(PY) -m cupyq.tune $(if $(DEVICE),--device $(DEVICE)) --shapes "$$($(PY) examples/minilm.py --shapes)" --db $(TUNE_DB) $(ARGS)
+tune: $(RUN_STAMP)  ## tune a model's layers into tuning.db (MODEL=llama-3-8b, DEVICE=h100-sxm, TUNE_DB=file, ARGS=...)
+	@$(PY) -m cupyq.tune $(if $(DEVICE),--device $(DEVICE)) --model $(MODEL) --db $(TUNE_DB) $(ARGS)
 
 test: $(TEST_STAMP)  ## all tests but the slow ones (and the GPU's where there is none); ARGS go to pytest
 	@$(PY) -m pytest -n $(JOBS) -m "not slow and ($(NOT_GPU))" $(ARGS)

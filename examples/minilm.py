@@ -23,6 +23,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -93,7 +94,7 @@ class Architecture:
 
 
 def linear_shapes(architecture: Architecture | None = None) -> list[tuple[int, int]]:
-    """Return the distinct (K, N) of the linear layers: what there is to tune for this model."""
+    """Return the distinct (K, N) of the linear layers: what `python -m cupyq.tune --model minilm` tunes."""
     return list(dict.fromkeys((architecture or Architecture()).linears().values()))
 
 
@@ -276,7 +277,7 @@ class Variant:
     @classmethod
     def w4a16(cls, group_size: int, symmetric: bool, clip: bool = True) -> Variant:
         """Return int4 weights with a scale (and a zero point, unless symmetric) for every `group_size` inputs."""
-        label = f"w4a16, g={group_size}, {'symmetric' if symmetric else 'zero points'}{', clipped' if clip else ''}"
+        label = f"w4a16 g{group_size} {'symmetric' if symmetric else 'zeros'}{'' if clip else ' unclipped'}"
         options = {"group_size": group_size, "symmetric": symmetric, "clip": "search" if clip else "none"}
         return cls(label, "w4a16", options)
 
@@ -305,10 +306,10 @@ def run(model: Model, variants: Sequence[Variant]) -> list[Result]:
 def table(model: Model, results: Sequence[Result]) -> Table:
     """Return the results as a rich table; sizes in MB (10^6 bytes)."""
     elements = sum(k * n for k, n in model.architecture.linears().values())
-    out = Table(title=f"all-MiniLM-L6-v2, {len(SENTENCES)} sentences, against float32")
-    out.add_column("linear layers")
-    for heading in ("mean cosine", "min cosine", "neighbour kept", "order kept", "weights"):
-        out.add_column(heading, justify="right")
+    out = Table(title=f"all-MiniLM-L6-v2, {len(SENTENCES)} sentences, against float32", box=box.SIMPLE_HEAD)
+    out.add_column("linear layers", no_wrap=True)
+    for heading in ("mean cos", "min cos", "neighbours", "order", "weights"):
+        out.add_column(heading, justify="right", no_wrap=True)
     out.add_row("float32", "", "", "", "", f"{elements * 4 / 1e6:.1f} MB")
     out.add_row("float16", "", "", "", "", f"{elements * 2 / 1e6:.1f} MB")
     for r in results:
@@ -339,12 +340,8 @@ SCHEMES = ("w4a16", "w8a8-int8", "w8a8-fp8")
 @click.option("--group-size", type=int, default=64, show_default=True, help="Input features per int4 scale; -1: all.")
 @click.option("--symmetric/--asymmetric", default=None, help="int4 without or with zero points. Both by default.")
 @click.option("--clip/--no-clip", default=True, show_default=True, help="Search each int4 group for the best range.")
-@click.option("--shapes", is_flag=True, help="Only print the shapes of the linear layers, KxN,..., for cupyq.tune.")
-def main(schemes: tuple[str, ...], group_size: int, symmetric: bool | None, clip: bool, shapes: bool) -> None:
+def main(schemes: tuple[str, ...], group_size: int, symmetric: bool | None, clip: bool) -> None:
     """Embed twenty sentences with quantized linear layers and say how near they stay to float32."""
-    if shapes:
-        click.echo(",".join(f"{k}x{n}" for k, n in linear_shapes()))
-        return
     variants: list[Variant] = []
     for scheme in schemes:
         if scheme == "w4a16":
