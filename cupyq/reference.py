@@ -242,7 +242,8 @@ def product(
     dtype = np.dtype(x.dtype) if dtype is None else dtype
     y: np.ndarray
     if qw.scheme == "w4a16":
-        rows = _rows(x, qw).astype(np.float32)
+        # C order whatever x has: BLAS adds up in another order for another layout, and a view must equal its copy.
+        rows = _rows(x, qw).astype(np.float32, order="C")
         y = np.empty((rows.shape[0], qw.n), dtype=np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             for columns, values in _column_blocks(qw, FLOAT32):
@@ -260,7 +261,7 @@ def product(
 
 
 def _float8_sums(codes: np.ndarray, qw: QuantizedWeight) -> np.ndarray:
-    rows = float8_decode(_rows(codes, qw))
+    rows = np.ascontiguousarray(float8_decode(_rows(codes, qw)))
     y = np.empty((rows.shape[0], qw.n), dtype=np.float32)
     for columns, values in _column_blocks(qw, FLOAT32, scaled=False):
         np.matmul(rows, values, out=y[:, columns])
