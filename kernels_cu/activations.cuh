@@ -27,6 +27,7 @@ struct ActivationTile {
     const char* from[kPasses];  // this thread's piece of the next tile, pass by pass
     u32 target;                 // shared offset of its first piece
     int left;                   // elements of K from its column in the next tile on
+    Copy16 pieces[kPasses];
 
     // `x` is the tile's first row, k0 its first k; rows past `rows` repeat the last, and their results are never stored.
     __device__ __forceinline__ ActivationTile(const void* x, int rows, int k, int k0, int row_stride) {
@@ -50,37 +51,47 @@ struct ActivationTile {
         return row * kRowBytes + ((column ^ swizzle(row)) * 16);
     }
 
-    // Starts the copy of the next tile to `shared` and steps on. k past K is filled with zeros.
-    __device__ __forceinline__ void copy(u32 shared) {
+    // Starts the copy of the next tile to `shared` and steps on; `land` ends it. k past K is filled with zeros.
+    __device__ __forceinline__ void fetch(u32 shared) {
 #pragma unroll
         for (int i = 0; i < kPasses; ++i) {
-            if (kPieces % kThreads != 0 && static_cast<int>(threadIdx.x) + i * kThreads >= kPieces) break;
+            if (idle(i)) break;
             const u32 to = shared + pass_target(i);
             if constexpr (!kAligned) {
-                copy_elements(to, from[i]);
-            } else if constexpr (kWhole) {
-                copy_async_16(to, from[i]);
-            } else if (left > 0) {
-                copy_async_16(to, from[i]);
+                pieces[i].put(to, gather(from[i]));
+            } else if (kWhole || left > 0) {
+                pieces[i].fetch(to, from[i]);
             } else {
-                store_shared_16(to, Vec16{{0u, 0u, 0u, 0u}});
+                pieces[i].put(to, Vec16{{0u, 0u, 0u, 0u}});
             }
             from[i] += kRowBytes;
         }
         left -= kRowBytes / kElementBytes;
     }
 
-    // Rows that are not 16-byte aligned: element by element, visible to the others after the next barrier.
-    __device__ __forceinline__ void copy_elements(u32 shared, const char* at) const {
+    __device__ __forceinline__ void land(u32 shared) const {
+#pragma unroll
+        for (int i = 0; i < kPasses; ++i) {
+            if (idle(i)) break;
+            pieces[i].land(shared + pass_target(i));
+        }
+    }
+
+    __device__ __forceinline__ static bool idle(int pass) {
+        return kPieces % kThreads != 0 && static_cast<int>(threadIdx.x) + pass * kThreads >= kPieces;
+    }
+
+    // A piece of a row that is not 16-byte aligned, element by element.
+    __device__ __forceinline__ Vec16 gather(const char* at) const {
+        Vec16 v = {{0u, 0u, 0u, 0u}};
 #pragma unroll
         for (int e = 0; e < 16 / kElementBytes; ++e) {
-            const bool inside = e < left;
-            if constexpr (kElementBytes == 2) {
-                store_shared_2(shared + 2 * e, inside ? reinterpret_cast<const u16*>(at)[e] : u16(0));
-            } else {
-                store_shared_1(shared + e, inside ? reinterpret_cast<const u8*>(at)[e] : 0u);
-            }
+            if (e >= left) break;
+            const u32 bits = kElementBytes == 2 ? u32(reinterpret_cast<const u16*>(at)[e])
+                                                : u32(reinterpret_cast<const u8*>(at)[e]);
+            v.w[e * kElementBytes / 4] |= bits << (8 * (e * kElementBytes % 4));
         }
+        return v;
     }
 
     // --- B fragments -------------------------------------------------------------------------------------------------

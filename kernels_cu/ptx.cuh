@@ -6,71 +6,79 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+// Whether this GPU copies from global to shared memory by itself (cp.async, sm_80 and later).
+#if __CUDA_ARCH__ >= 800
+constexpr bool kHasCopyAsync = true;
+#else
+constexpr bool kHasCopyAsync = false;
+#endif
+
 // createpolicy (Cache Eviction Priority Hints): weights are read once, so they must not push activations out of L2.
 __device__ __forceinline__ u64 evict_first_policy() {
-    u64 policy;
+    u64 policy = 0;
+#if __CUDA_ARCH__ >= 800
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
     return policy;
 }
 
-// cp.async (Data Movement, non-bulk asynchronous copy): global to shared with no register in between.
-// .cg keeps the bytes out of L1, which would not see them twice.
-__device__ __forceinline__ void copy_async_16(u32 shared, const void* global, u64 policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "l"(policy)
-                 : "memory");
-}
-
-// The same for data that others read too; `bytes` (0 or 16) are read, the rest of the 16 is filled with zeros.
-__device__ __forceinline__ void copy_async_16_or_zero(u32 shared, const void* global, u32 bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void copy_async_16(u32 shared, const void* global) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
-}
-
-// cp.async.commit_group / wait_group: a thread waits until at most `kPending` of its newest groups are in flight.
-__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int kPending>
-__device__ __forceinline__ void copy_async_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-// ld/st.shared by 32-bit address: keeps address arithmetic in 32 bits, where generic pointers would take 64.
-__device__ __forceinline__ Vec16 load_shared_16(u32 address) {
-    Vec16 v;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
-                 : "r"(address)
-                 : "memory");
-    return v;
-}
-
-__device__ __forceinline__ u32 load_shared_4(u32 address) {
-    u32 v;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
-    return v;
-}
-
-__device__ __forceinline__ u32 load_shared_2(u32 address) {
-    u16 v;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
-    return v;
-}
-
-__device__ __forceinline__ void store_shared_2(u32 address, u16 v) {
-    asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
-}
-
-__device__ __forceinline__ void store_shared_1(u32 address, u32 v) {
-    asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(v) : "memory");
-}
-
+// st.shared by 32-bit address: keeps address arithmetic in 32 bits, where generic pointers would take 64.
 __device__ __forceinline__ void store_shared_16(u32 address, const Vec16& v) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]),
                  "r"(v.w[3])
                  : "memory");
+}
+
+// A copy of 16 bytes from global to shared memory in two halves: `fetch` starts it, `land` ends it. With cp.async (Data
+// Movement, non-bulk asynchronous copy) the bytes pass no register and `land` is nothing; .cg keeps them out of L1, which
+// would not see them twice. Without it they wait in registers, so that a stage is fetched while another is computed.
+struct Copy16 {
+    Vec16 held;
+
+    __device__ __forceinline__ void fetch(u32 shared, const void* global) {
+#if __CUDA_ARCH__ >= 800
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+#else
+        held = *static_cast<const Vec16*>(global);
+#endif
+    }
+
+    __device__ __forceinline__ void fetch(u32 shared, const void* global, u64 policy) {
+#if __CUDA_ARCH__ >= 800
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+                     "l"(policy)
+                     : "memory");
+#else
+        held = *static_cast<const Vec16*>(global);
+#endif
+    }
+
+    // For bytes that are not copied as they are: visible to other threads after the next barrier, or landing.
+    __device__ __forceinline__ void put(u32 shared, const Vec16& v) {
+        if constexpr (kHasCopyAsync) {
+            store_shared_16(shared, v);
+        } else {
+            held = v;
+        }
+    }
+
+    __device__ __forceinline__ void land(u32 shared) const {
+        if constexpr (!kHasCopyAsync) store_shared_16(shared, held);
+    }
+};
+
+// cp.async.commit_group / wait_group: a thread waits until at most `kPending` of its newest groups are in flight.
+__device__ __forceinline__ void copy_async_commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int kPending>
+__device__ __forceinline__ void copy_async_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
 }
 
 // ldmatrix.x4 (Warp-level Matrix Load): four 8x8 matrices of 16-bit elements; lanes 8i..8i+7 give the row addresses of

@@ -1,7 +1,8 @@
-// y[M, N] = x[M, K] @ w[K, N] + bias with 4-bit weights, on mma.sync tensor cores (sm_80 and later).
+// y[M, N] = x[M, K] @ w[K, N] + bias with 2-, 4- or 8-bit weights, on mma.sync tensor cores (sm_75 and later).
 //
 // Weights are the A operand: 16 features (a strip) are the 16 rows, tokens are the n8 columns, so a batch of 8 wastes
-// nothing. Packed weights are stored in fragment order, one 16-byte load a lane for a unit of 16 features x 64 k.
+// nothing. Packed weights are stored in fragment order, one 16-byte load a lane for a unit of 16 features x 128, 64 or
+// 32 k.
 //
 //   CTA tile, kWarpsN = 2, kWarpsK = 2:            one stage of the pipeline:
 //
@@ -17,30 +18,36 @@
 #include "types.cuh"
 #include "ptx.cuh"
 #include "elements.cuh"
+#include "codes.cuh"
 #include "mma.cuh"
 #include "activations.cuh"
 #include "epilogue.cuh"
 
 // T, S            element types of x and y, and of the scales
+// kBits           bits of a weight: 2, 4, 8
 // kBlockM         tokens of a CTA tile
 // kStrips         strips (16 features) of a warp
 // kWarpsN, kWarpsK  warps along the features and along k
 // kWarpK          k of a warp in one stage
 // kStages         stages of the pipeline
 // kGroup          k of a quantization group; 0: one group a column
-// kHasZeros       whether groups have zero points (else 8)
+// kHasZeros       whether groups have zero points (else half of the codes)
 // kScaleWeights   scale weights as they are dequantized (rounds to T), or the fp32 sums of each span
 // kAligned        rows of x start at multiples of 16 bytes and K is a multiple of 8
 // kWhole          K is a multiple of the k of a stage
 // kVector         features stored at once
-template <class T, class S, int kBlockM, int kStrips, int kWarpsN, int kWarpsK, int kWarpK, int kStages, int kGroup,
+template <class T, class S, int kBits, int kBlockM, int kStrips, int kWarpsN, int kWarpsK, int kWarpK, int kStages, int kGroup,
           bool kHasZeros, bool kScaleWeights, bool kAligned, bool kWhole, int kVector>
 struct W4A16 {
+    using Code = Codes<T, kBits>;
+    using Zero = typename Code::Zero;
     static constexpr int kWarps = kWarpsN * kWarpsK;
     static constexpr int kThreads = kWarps * kWarpSize;
     static constexpr int kBlockN = kWarpsN * kStrips * 16;
     static constexpr int kBlockK = kWarpsK * kWarpK;
-    static constexpr int kUnits = kWarpK / 64;    // units of a strip in a warp's share of a stage
+    static constexpr int kUnitK = Code::kUnitK;
+    static constexpr int kUnits = kWarpK / kUnitK;  // units of a strip in a warp's share of a stage
+    static constexpr int kUnitSteps = kUnitK / 16;
     static constexpr int kSteps = kWarpK / 16;    // mma steps, likewise
     static constexpr int kTokens = kBlockM / 8;   // n8 columns of tokens
     static constexpr bool kPerColumn = kGroup == 0;
@@ -50,7 +57,7 @@ struct W4A16 {
     static constexpr int kSpanSteps = kSpan / 16;
 
     static_assert(kBlockM % 8 == 0, "tokens come in columns of 8");
-    static_assert(kWarpK % 64 == 0, "a warp walks whole units of 64 k");
+    static_assert(kWarpK % kUnitK == 0 && kWarpK % 64 == 0, "a warp walks whole units, and whole rows of activations");
     static_assert(kGroup % 16 == 0, "a group holds whole mma steps of 16 k");
     static_assert(kStages >= 2, "one stage is filled while another is read");
     static_assert(!kScaleWeights || !kPerColumn, "a scale a column is applied once, to the finished sum");
@@ -73,6 +80,7 @@ struct W4A16 {
     struct Weights {
         const char* strips[kStrips];
         int unit, last_unit;
+        Copy16 pieces[kStrips * kUnits];
 
         __device__ __forceinline__ Weights(const char* weights, int strip0, int last_strip, int units, int unit0,
                                            int lane)
@@ -85,18 +93,23 @@ struct W4A16 {
             }
         }
 
-        __device__ __forceinline__ void copy(u32 shared, u64 policy) {
+        __device__ __forceinline__ void fetch(u32 shared, u64 policy) {
 #pragma unroll
             for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
                 for (int u = 0; u < kUnits; ++u) {
                     // Past the last unit x is zero: any weights will do.
                     const char* from = strips[s] + (kWhole ? u : min(unit + u, last_unit)) * 512;
-                    copy_async_16(shared + (s * kUnits + u) * 512, from, policy);
+                    pieces[s * kUnits + u].fetch(shared + (s * kUnits + u) * 512, from, policy);
                 }
-                if constexpr (kWhole) strips[s] += kBlockK / 64 * 512;
+                if constexpr (kWhole) strips[s] += kBlockK / kUnitK * 512;
             }
-            unit += kBlockK / 64;
+            unit += kBlockK / kUnitK;
+        }
+
+        __device__ __forceinline__ void land(u32 shared) const {
+#pragma unroll
+            for (int i = 0; i < kStrips * kUnits; ++i) pieces[i].land(shared + i * 512);
         }
     };
 
@@ -111,6 +124,7 @@ struct W4A16 {
 
         const char* from[kPasses];
         int span[kPasses];
+        Copy16 copies[kPasses];
         int k_warp, last_group;
 
         __device__ __forceinline__ Groups(const char* base, int strip0, int last_strip, int groups, int k0, int lane)
@@ -125,22 +139,34 @@ struct W4A16 {
             }
         }
 
-        __device__ __forceinline__ void copy(u32 shared, int lane) {
+        __device__ __forceinline__ static bool idle(int pass, int lane) {
+            return kPieces % kWarpSize != 0 && pass * kWarpSize + lane >= kPieces;
+        }
+
+        __device__ __forceinline__ void fetch(u32 shared, int lane) {
 #pragma unroll
             for (int i = 0; i < kPasses; ++i) {
-                if (kPieces % kWarpSize != 0 && i * kWarpSize + lane >= kPieces) break;
+                if (idle(i, lane)) break;
                 const u32 to = shared + (i * kWarpSize + lane) * 16;
                 if constexpr (kSteps) {
-                    copy_async_16(to, from[i]);
+                    copies[i].fetch(to, from[i]);
                     from[i] += kBlockK / max_of(kGroup, 1) * kGroupBytes;
                 } else {
                     // Past the last group x is zero: any finite scale will do.
                     const int group = min(static_cast<int>(static_cast<u32>(k_warp) / max_of(kGroup, 1)) + span[i],
                                           last_group);
-                    copy_async_16(to, from[i] + group * kGroupBytes);
+                    copies[i].fetch(to, from[i] + group * kGroupBytes);
                 }
             }
             k_warp += kBlockK;
+        }
+
+        __device__ __forceinline__ void land(u32 shared, int lane) const {
+#pragma unroll
+            for (int i = 0; i < kPasses; ++i) {
+                if (idle(i, lane)) break;
+                copies[i].land(shared + (i * kWarpSize + lane) * 16);
+            }
         }
     };
 
@@ -158,7 +184,7 @@ struct W4A16 {
         const int split = static_cast<int>(blockIdx.x) / (m_tiles * n_tiles);
         const int m0 = tile % m_tiles * kBlockM, n0 = tile / m_tiles * kBlockN;
 
-        const int units = (k + 63) / 64, groups = kPerColumn ? 1 : (k + kGroup - 1) / max_of(kGroup, 1);
+        const int units = (k + kUnitK - 1) / kUnitK, groups = kPerColumn ? 1 : (k + kGroup - 1) / max_of(kGroup, 1);
         const int last_strip = (n + 15) / 16 - 1, strip0 = n0 / 16 + warp_n * kStrips;
         const int stages = (k + kBlockK - 1) / kBlockK;  // of the whole K
         const int stages_a_split = (stages + splits - 1) / splits;
@@ -166,38 +192,49 @@ struct W4A16 {
         const int k0 = first * kBlockK, k_warp = k0 + warp_k * kWarpK;
 
         X x_tile(x + static_cast<long long>(m0) * row_stride, m - m0, k, k0, row_stride);
-        Weights weight_units(weights, strip0, last_strip, units, k_warp / 64, lane);
+        Weights weight_units(weights, strip0, last_strip, units, k_warp / kUnitK, lane);
         Groups<2> scale_groups(scales, strip0, last_strip, groups, k_warp, lane);
         Groups<1> zero_groups(zeros, strip0, last_strip, groups, k_warp, lane);
         const u64 policy = evict_first_policy();
 
         const u32 weights_to = kWeightsAt + warp * kWarpWeightBytes + lane * 16;
         const u32 scales_to = kScalesAt + warp * kWarpScaleBytes, zeros_to = kZerosAt + warp * kWarpZeroBytes;
-        const auto copy_stage = [&](u32 slot) {  // the next stage, to the slot at this offset
-            x_tile.copy(shared + slot);
-            weight_units.copy(shared + slot + weights_to, policy);
+        const auto fetch_stage = [&](u32 slot) {  // the next stage, to the slot at this offset
+            x_tile.fetch(shared + slot);
+            weight_units.fetch(shared + slot + weights_to, policy);
             if constexpr (!kPerColumn) {
-                scale_groups.copy(shared + slot + scales_to, lane);
-                if constexpr (kHasZeros) zero_groups.copy(shared + slot + zeros_to, lane);
+                scale_groups.fetch(shared + slot + scales_to, lane);
+                if constexpr (kHasZeros) zero_groups.fetch(shared + slot + zeros_to, lane);
+            }
+        };
+        const auto land_stage = [&](u32 slot) {
+            x_tile.land(shared + slot);
+            weight_units.land(shared + slot + weights_to);
+            if constexpr (!kPerColumn) {
+                scale_groups.land(shared + slot + scales_to, lane);
+                if constexpr (kHasZeros) zero_groups.land(shared + slot + zeros_to, lane);
             }
         };
 
         float sums[kStrips][kTokens][4];
-        ZeroPair zero[kStrips];
+        Zero zero[kStrips];
 #pragma unroll
         for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
             for (int j = 0; j < kTokens; ++j) sums[s][j][0] = sums[s][j][1] = sums[s][j][2] = sums[s][j][3] = 0.0f;
-            zero[s] = T::symmetric_zero();
+            zero[s] = Code::symmetric();
             if constexpr (kPerColumn && kHasZeros) {
                 const int strip = min(strip0 + s, last_strip);
-                zero[s] = T::zero_pair(reinterpret_cast<const u16*>(zeros)[strip * 8 + lane / 4]);
+                zero[s] = Code::zero(reinterpret_cast<const u16*>(zeros)[strip * 8 + lane / 4]);
             }
         }
 
 #pragma unroll
         for (int i = 0; i < kStages - 1; ++i) {
-            if (first + i < last) copy_stage(i * kStageBytes);
+            if (first + i < last) {
+                fetch_stage(i * kStageBytes);
+                land_stage(i * kStageBytes);
+            }
             copy_async_commit();
         }
 
@@ -206,12 +243,14 @@ struct W4A16 {
         for (int stage = first; stage < last; ++stage) {
             copy_async_wait<kStages - 2>();
             __syncthreads();  // this stage is there for all; all have left the slot that is filled next
-            if (stage + kStages - 1 < last) copy_stage(free_slot);
+            const bool more = stage + kStages - 1 < last;
+            if (more) fetch_stage(free_slot);
             copy_async_commit();
 
             const char* at = shared_memory + slot;
             compute(sums, zero, at + weights_to, at + scales_to + lane / 4 * 4, at + zeros_to + lane / 4 * 2,
                     Fragments(shared + slot, x_lane, warp_k * kSteps));
+            if (!kHasCopyAsync && more) land_stage(free_slot);
             free_slot = slot;
             slot = slot == (kStages - 1) * kStageBytes ? 0 : slot + kStageBytes;
         }
@@ -243,7 +282,7 @@ struct W4A16 {
     }
 
     // One stage of one warp.
-    __device__ __forceinline__ static void compute(float (&sums)[kStrips][kTokens][4], ZeroPair (&zero)[kStrips],
+    __device__ __forceinline__ static void compute(float (&sums)[kStrips][kTokens][4], Zero (&zero)[kStrips],
                                                    const char* weights, const char* scales, const char* zeros,
                                                    Fragments x) {
         constexpr bool kSpanSums = !kPerColumn && !kScaleWeights;
@@ -253,10 +292,10 @@ struct W4A16 {
         uint4 packed[kStrips];
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-            if (step % 4 == 0) {
+            if (step % kUnitSteps == 0) {
 #pragma unroll
                 for (int s = 0; s < kStrips; ++s) {
-                    packed[s] = *reinterpret_cast<const uint4*>(weights + (s * kUnits + step / 4) * 512);
+                    packed[s] = *reinterpret_cast<const uint4*>(weights + (s * kUnits + step / kUnitSteps) * 512);
                 }
             }
             x.load(step);
@@ -265,7 +304,7 @@ struct W4A16 {
                 for (int s = 0; s < kStrips; ++s) {
                     const int span = s * kSpans + step / kSpanSteps;
                     scale[s] = *reinterpret_cast<const u32*>(scales + span * 32);
-                    if constexpr (kHasZeros) zero[s] = T::zero_pair(*reinterpret_cast<const u16*>(zeros + span * 16));
+                    if constexpr (kHasZeros) zero[s] = Code::zero(*reinterpret_cast<const u16*>(zeros + span * 16));
                     if constexpr (kScaleWeights) {
                         row_scale[s][0] = permute_bytes(scale[s], scale[s], 0x1010);
                         row_scale[s][1] = permute_bytes(scale[s], scale[s], 0x3232);
@@ -275,7 +314,7 @@ struct W4A16 {
 #pragma unroll
             for (int s = 0; s < kStrips; ++s) {
                 u32 a[4];
-                T::dequantize(a, word_of(packed[s], step % 4), zero[s]);
+                Code::fragment(a, packed[s], step % kUnitSteps, zero[s]);
                 if constexpr (kScaleWeights) {
 #pragma unroll
                     for (int r = 0; r < 4; ++r) a[r] = T::mul2(a[r], row_scale[s][r & 1]);

@@ -1,5 +1,5 @@
 // y[M, N] = (x[M, K] @ w[K, N]) * x_scale[M] * w_scale[N] + bias with 8-bit x and w, on mma.sync tensor cores
-// (int8: sm_80 and later; e4m3: sm_89 and later). Scales are applied once, to the finished sum.
+// (int8: sm_75 and later; e4m3: sm_89 and later). Scales are applied once, to the finished sum.
 //
 // As in w4a16_mma.cu weights are the A operand: a unit is 16 features x 32 k, one 16-byte load a lane is the whole
 // fragment of one mma. Each warp copies the weights it reads; x is shared by the CTA.
@@ -78,8 +78,10 @@ struct W8A8 {
         }
         const u32 weights_to = kWeightsAt + (warp_n * kWarpsK + warp_k) * kPieces * 512 + lane * 16;
 
-        const auto copy_stage = [&](u32 slot) {  // the next stage, to the slot at this offset
-            x_tile.copy(shared + slot);
+        Copy16 pieces[kPieces];
+        const auto mine = [&](int piece) { return kWarpsM == 1 || piece % kWarpsM == warp_m; };
+        const auto fetch_stage = [&](u32 slot) {  // the next stage, to the slot at this offset
+            x_tile.fetch(shared + slot);
 #pragma unroll
             for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
@@ -87,13 +89,18 @@ struct W8A8 {
                     const int piece = s * kUnits + u;
                     // Past the last unit x is zero: any weights will do.
                     const char* from = strip_at[s] + (kWhole ? u : min(unit + u, units - 1)) * 512;
-                    if (kWarpsM == 1 || piece % kWarpsM == warp_m) {
-                        copy_async_16(shared + slot + weights_to + piece * 512, from);
-                    }
+                    if (mine(piece)) pieces[piece].fetch(shared + slot + weights_to + piece * 512, from);
                 }
                 if constexpr (kWhole) strip_at[s] += kBlockK / 32 * 512;
             }
             unit += kBlockK / 32;
+        };
+        const auto land_stage = [&](u32 slot) {
+            x_tile.land(shared + slot);
+#pragma unroll
+            for (int piece = 0; piece < kPieces; ++piece) {
+                if (mine(piece)) pieces[piece].land(shared + slot + weights_to + piece * 512);
+            }
         };
 
         Sum sums[kStrips][kTokens][4];
@@ -105,7 +112,10 @@ struct W8A8 {
 
 #pragma unroll
         for (int i = 0; i < kStages - 1; ++i) {
-            if (first + i < last) copy_stage(i * kStageBytes);
+            if (first + i < last) {
+                fetch_stage(i * kStageBytes);
+                land_stage(i * kStageBytes);
+            }
             copy_async_commit();
         }
 
@@ -114,7 +124,8 @@ struct W8A8 {
         for (int stage = first; stage < last; ++stage) {
             copy_async_wait<kStages - 2>();
             __syncthreads();  // this stage is there for all; all have left the slot that is filled next
-            if (stage + kStages - 1 < last) copy_stage(free_slot);
+            const bool more = stage + kStages - 1 < last;
+            if (more) fetch_stage(free_slot);
             copy_async_commit();
 
             const char* at = shared_memory + slot + weights_to;
@@ -130,6 +141,7 @@ struct W8A8 {
                     for (int j = 0; j < kTokens; ++j) Mma<Q>::run(sums[s][j], a, b.low(j, step), b.high(j, step));
                 }
             }
+            if (!kHasCopyAsync && more) land_stage(free_slot);
             free_slot = slot;
             slot = slot == (kStages - 1) * kStageBytes ? 0 : slot + kStageBytes;
         }

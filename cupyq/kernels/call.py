@@ -97,7 +97,7 @@ def call(
     if isinstance(cfg, DequantConfig):
         return _dequant(cfg, prob, qw, out)
     fused_w4 = isinstance(cfg, W4A16Config)
-    if fused_w4 != (prob.op == "w4a16"):
+    if fused_w4 != prob.weight_only:
         raise IllegalConfig(f"cfg: the {cfg.family} kernel does not compute {prob.op}")
     xp, _ = common_namespace(x=x, packed=qw.packed, bias=bias, x_scale=x_scale, out=out)
     launch = cfg.launch(prob)
@@ -165,7 +165,7 @@ def _check_weight(prob: Problem, qw: Any) -> None:
     ):
         if have != want:
             raise ShapeError(f"qw.{field}={have!r} does not fit the problem's {want!r}")
-    if prob.op == "w4a16" and qw.scales.dtype != NUMPY_DTYPES[prob.scale_dtype]:
+    if prob.weight_only and qw.scales.dtype != NUMPY_DTYPES[prob.scale_dtype]:
         raise DTypeError(
             f"qw.scales are {qw.scales.dtype.name}, the problem says scale_dtype={prob.scale_dtype!r}; "
             "Problem.of(m, qw, dtype) states what qw has"

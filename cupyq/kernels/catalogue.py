@@ -47,7 +47,7 @@ def default(prob: Problem, device: Any) -> Config:
     """Return the config used for `prob` on `device` when nothing is tuned: the fused kernel's."""
     target = resolve(device)
     sms = getattr(target, "sms", FALLBACK_SMS)
-    if prob.op == "w4a16":
+    if prob.weight_only:
         return w4a16.default(prob, target, sms)
     return w8a8.default(prob, target, sms)
 
@@ -55,7 +55,7 @@ def default(prob: Problem, device: Any) -> Config:
 def configs(prob: Problem, device: Any) -> Iterator[Config]:
     """Yield every legal config of the fused kernel of `prob` on `device`, in a fixed order."""
     target = resolve(device)
-    found: Iterator[Config] = w4a16.candidates(prob) if prob.op == "w4a16" else w8a8.candidates(prob)
+    found: Iterator[Config] = w4a16.candidates(prob) if prob.weight_only else w8a8.candidates(prob)
     return (cfg for cfg in found if next(iter(cfg.reasons(prob, target)), None) is None)
 
 

@@ -21,6 +21,7 @@ from .config import (
     short_types,
 )
 from .problem import Problem
+from .w4a16 import UNIT_K
 
 WARPS = (4, 8, 16)
 UNITS = (1, 2, 4)
@@ -35,7 +36,7 @@ class DequantConfig(Config):
     warps : int
         Warps of a CTA: 4, 8, 16; one strip (16 output features) each.
     units : int
-        Units (64 k) of a CTA, one after the other: 1, 2, 4.
+        Units (128, 64 or 32 k for 2, 4 and 8 bits) of a CTA, one after the other: 1, 2, 4.
     """
 
     warps: int = 8
@@ -51,19 +52,18 @@ class DequantConfig(Config):
 
     def shared_bytes(self, prob: Problem) -> int:
         """Dynamic shared memory of a CTA: one unit's rows."""
-        del prob
-        return 64 * (16 * self.warps + 8) * 2
+        return UNIT_K[prob.bits] * (16 * self.warps + 8) * 2
 
     def _blocks(self, prob: Problem) -> int:
-        return ceil_div(prob.n, 16 * self.warps) * ceil_div(prob.k, 64 * self.units)
+        return ceil_div(prob.n, 16 * self.warps) * ceil_div(prob.k, UNIT_K[prob.bits] * self.units)
 
     def reasons(self, prob: Problem, device: Target) -> Iterable[str]:
         """Yield a sentence for each reason why this config cannot run `prob` on `device`."""
-        if prob.op != "w4a16":
+        if not prob.weight_only:
             yield f"the dequantizing kernel does not read {prob.op} weights"
             return
-        if device.cc < (8, 0):
-            yield needs_cc("the dequantizing kernel", (8, 0), device)
+        if device.cc < (8, 0) and prob.dtype == "bfloat16":
+            yield needs_cc("bfloat16", (8, 0), device) + "; float16 runs here"
             return
         yield from choice("warps", self.warps, WARPS)
         yield from choice("units", self.units, UNITS)
@@ -76,9 +76,8 @@ class DequantConfig(Config):
         group = "col" if prob.group_size == -1 else str(prob.group_size)
         types = short_types(prob)
         edges = "" if prob.n % 8 == 0 else "_ragged_n"
-        return (
-            f"cupyq_dequant_w{self.warps}_u{self.units}_g{group}_{'sym' if prob.symmetric else 'asym'}_{types}{edges}"
-        )
+        zeros = "sym" if prob.symmetric else "asym"
+        return f"cupyq_dequant{prob.bits}_w{self.warps}_u{self.units}_g{group}_{zeros}_{types}{edges}"
 
     def instance(self, prob: Problem) -> str:
         """C++ text that instantiates the template as one `extern "C"` entry."""
@@ -86,6 +85,7 @@ class DequantConfig(Config):
             CPP_TYPES[prob.dtype],
             CPP_TYPES[prob.scale_dtype],
             cpp_bool(prob.dtype == prob.scale_dtype),
+            prob.bits,
             self.warps,
             self.units,
             0 if prob.group_size == -1 else prob.group_size,
@@ -95,7 +95,7 @@ class DequantConfig(Config):
         return f"""
 using Kernel = Dequant<{", ".join(map(str, arguments))}>;
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads) {self.entry(prob)}(
-    const Vec16* weights, const u32* scales, const u16* zeros, u16* w, int n, int k) {{
+    const uint4* weights, const u32* scales, const u16* zeros, u16* w, int n, int k) {{
     Kernel::run(weights, scales, zeros, w, n, k);
 }}
 """

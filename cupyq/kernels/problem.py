@@ -8,7 +8,10 @@ from typing import Any
 from cupyq.arrays import BFLOAT16, FLOAT16
 from cupyq.errors import ArgumentError, DTypeError, ShapeError
 
-OPS = ("w4a16", "w8a8-int8", "w8a8-fp8")
+WEIGHT_ONLY = {"w2a16": 2, "w4a16": 4, "w8a16": 8}
+"""Ops with 16-bit activations -> bits of a weight."""
+
+OPS = (*WEIGHT_ONLY, "w8a8-int8", "w8a8-fp8")
 DTYPES = ("float16", "bfloat16")
 GROUP_SIZES = (-1, 16, 32, 64, 128, 256)
 
@@ -22,17 +25,17 @@ class Problem:
     Parameters
     ----------
     op : str
-        "w4a16", "w8a8-int8" or "w8a8-fp8": the scheme of the weights.
+        "w2a16", "w4a16", "w8a16", "w8a8-int8" or "w8a8-fp8": the scheme of the weights.
     m, n, k : int
         Tokens (0 or more), output features, input features (1 or more).
     group_size : int
-        k of a quantization group: 16, 32, 64, 128, 256, or -1 for one group a column. 8-bit schemes have -1.
+        k of a quantization group: 16, 32, 64, 128, 256, or -1 for one group a column. W8A8 has -1.
     symmetric : bool
-        No zero points: a code's zero is 8 (4-bit) or 0 (8-bit).
+        No zero points: a code's zero is 2, 8 or 128 (2, 4 and 8 bits), or 0 (W8A8).
     dtype : str
-        "float16" or "bfloat16": of y and, for "w4a16", of x.
+        "float16" or "bfloat16": of y and, but for W8A8, of x.
     scale_dtype : str
-        "float16" or "bfloat16": of the scales of 4-bit weights. Those of 8-bit weights are float32.
+        "float16" or "bfloat16": of the scales. Those of W8A8 are float32.
 
     Raises
     ------
@@ -83,7 +86,12 @@ class Problem:
     @property
     def bits(self) -> int:
         """Bits of a weight's code."""
-        return 4 if self.op == "w4a16" else 8
+        return WEIGHT_ONLY.get(self.op, 8)
+
+    @property
+    def weight_only(self) -> bool:
+        """Whether activations stay in 16 bits."""
+        return self.op in WEIGHT_ONLY
 
     def with_m(self, m: int) -> Problem:
         """Return the same product with M = `m` tokens."""
@@ -92,5 +100,5 @@ class Problem:
     @classmethod
     def of(cls, m: int, qw: Any, dtype: str = "float16") -> Problem:
         """Return the problem that `qw` (a QuantizedWeight) and M = `m` tokens pose, with y of `dtype`."""
-        scale_dtype = qw.scales.dtype.name if qw.scheme == "w4a16" else "float16"
+        scale_dtype = qw.scales.dtype.name if qw.scheme in WEIGHT_ONLY else "float16"
         return cls(qw.scheme, m, qw.n, qw.k, qw.group_size, qw.symmetric, dtype, scale_dtype)

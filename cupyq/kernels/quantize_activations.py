@@ -14,7 +14,7 @@ THREADS = (64, 128, 256, 512)
 PIECES = (1, 2, 4, 8)
 
 _TYPES = {"w8a8-int8": "Int8", "w8a8-fp8": "E4m3"}
-_LEAST_CC = {"w8a8-int8": (8, 0), "w8a8-fp8": (8, 9)}
+_LEAST_CC = {"w8a8-int8": (7, 5), "w8a8-fp8": (8, 9)}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""W4A16 on mma.sync: the config of `kernels_cu/w4a16_mma.cu`."""
+"""Weight-only kernels (W4A16, and 2 and 8 bits) on mma.sync: the config of `kernels_cu/w4a16_mma.cu`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from .config import (
     short_types,
 )
 from .problem import Problem
+
+UNIT_K = {2: 128, 4: 64, 8: 32}
+"""k of a unit of packed weights, by bits of a code: what a lane's 16 bytes cover."""
 
 BLOCK_M = (8, 16, 32, 64, 128)
 STRIPS = (1, 2, 4)
@@ -100,7 +103,7 @@ class W4A16Config(Config):
     def stage_bytes(self, prob: Problem) -> int:
         """Shared memory of a stage: activations, weights, scales and zero points."""
         warps = self.warps_n * self.warps_k
-        weights = self.strips * self.warp_k // 64 * 512
+        weights = self.strips * 2 * self.warp_k * prob.bits
         groups = self.strips * self.spans(prob) * (32 if prob.symmetric else 48)
         return ceil_div(self.block_m * self.block_k * 2 + warps * (weights + groups), 128) * 128
 
@@ -121,6 +124,12 @@ class W4A16Config(Config):
         scaling = (2 if self._scales_weights(prob) else 1) * self.strips
         return self.accumulators(prob) + fragments + scaling + _OTHER_REGISTERS
 
+    def staging_registers(self, prob: Problem) -> int:
+        """Registers in which the next stage waits on GPUs without cp.async."""
+        weights = self.strips * self.warp_k * prob.bits // 64
+        activations = ceil_div(self.block_m * self.block_k // 8, self.threads) * 4
+        return weights + activations + 4
+
     def tiles(self, prob: Problem) -> int:
         """Output tiles."""
         return ceil_div(prob.m, self.block_m) * ceil_div(prob.n, self.block_n)
@@ -131,11 +140,14 @@ class W4A16Config(Config):
 
     def reasons(self, prob: Problem, device: Target) -> Iterable[str]:
         """Yield a sentence for each reason why this config cannot run `prob` on `device`."""
-        if prob.op != "w4a16":
+        if not prob.weight_only:
             yield f"the W4A16 kernel does not compute {prob.op}"
             return
-        if device.cc < (8, 0):
-            yield needs_cc("cp.async with mma.m16n8k16", (8, 0), device)
+        if device.cc < (7, 5):
+            yield needs_cc("mma.m16n8k8", (7, 5), device)
+            return
+        if device.cc < (8, 0) and prob.dtype == "bfloat16":
+            yield needs_cc("bfloat16", (8, 0), device) + "; float16 runs here"
             return
         illegal = [
             reason for field, accepted in _FIELDS.items() for reason in choice(field, getattr(self, field), accepted)
@@ -143,11 +155,15 @@ class W4A16Config(Config):
         if illegal:
             yield from illegal
             return
+        if device.cc < (8, 0) and self.stages > 2:
+            yield f"stages={self.stages}: without cp.async a stage waits in registers, so two are all that helps"
+        if self.warp_k < UNIT_K[prob.bits]:
+            yield f"warp_k={self.warp_k} is less than a unit of {prob.bits}-bit weights, {UNIT_K[prob.bits]}"
         if self.threads > 512:
             yield f"{self.threads} threads a block; at most 512, so that each may have 128 registers"
         if self.scale == "weights" and prob.scale_dtype != prob.dtype:
             yield f"scale='weights' multiplies in {prob.dtype}, but the scales are {prob.scale_dtype}"
-        registers = self.registers(prob)
+        registers = self.registers(prob) + (0 if device.cc >= (8, 0) else self.staging_registers(prob))
         limit = min(REGISTER_BUDGET, 65536 // self.threads)
         if registers > limit:
             yield f"needs about {registers} registers a thread; a block of {self.threads} threads leaves {limit}"
@@ -166,7 +182,7 @@ class W4A16Config(Config):
         edges = "" if self._whole(prob) else "_tail_k" if _aligned(prob) else "_ragged_k"
         edges += "" if prob.n % 4 == 0 else "_ragged_n"
         return (
-            f"cupyq_w4a16_m{self.block_m}_s{self.strips}_n{self.warps_n}_k{self.warps_k}x{self.warp_k}_p{self.stages}"
+            f"cupyq_{prob.op}_m{self.block_m}_s{self.strips}_n{self.warps_n}_k{self.warps_k}x{self.warp_k}_p{self.stages}"
             f"_{'weights' if self._scales_weights(prob) else 'sums'}_g{group}_{zeros}_{types}{edges}"
         )
 
@@ -175,6 +191,7 @@ class W4A16Config(Config):
         arguments = (
             CPP_TYPES[prob.dtype],
             CPP_TYPES[prob.scale_dtype],
+            prob.bits,
             self.block_m,
             self.strips,
             self.warps_n,
@@ -245,17 +262,18 @@ def default(prob: Problem, device: Target, sms: int) -> W4A16Config:
     block_m = next((size for size in BLOCK_M if size >= min(prob.m, 64)), 64)
     scale = "weights" if block_m >= 64 and prob.scale_dtype == prob.dtype and prob.group_size != -1 else "sums"
     best, best_cost = None, float("inf")
+    warp_k = max(64, UNIT_K[prob.bits])
     for strips, (warps_n, warps_k), stages, split_k in product(
         (4, 2, 1), ((1, 4), (2, 4), (2, 2), (4, 2), (4, 1), (8, 1), (1, 2), (2, 1)), (4, 3, 2), SPLIT_K
     ):
-        cfg = W4A16Config(block_m, strips, warps_n, warps_k, 64, stages, split_k, scale)
+        cfg = W4A16Config(block_m, strips, warps_n, warps_k, warp_k, stages, split_k, scale)
         if any(True for _ in cfg.reasons(prob, device)):
             continue
         cost = _cost(cfg, prob, device, sms)
         if cost < best_cost:
             best, best_cost = cfg, cost
     if best is None:  # smallest tiles of all; legal wherever the family is
-        return W4A16Config(8, 1, 2, 1, 64, 2, 1, "sums")
+        return W4A16Config(8, 1, 2, 1, warp_k, 2, 1, "sums")
     return best
 
 

@@ -38,7 +38,7 @@ SAFE_K = 2**31 // (128 * 128) - 1
 _OTHER_REGISTERS = 48
 
 _TYPES = {"w8a8-int8": "Int8", "w8a8-fp8": "E4m3"}
-_LEAST_CC = {"w8a8-int8": (8, 0), "w8a8-fp8": (8, 9)}
+_LEAST_CC = {"w8a8-int8": (7, 5), "w8a8-fp8": (8, 9)}
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ class W8A8Config(Config):
         fragments = (2 if tokens > 1 else 4) * tokens + 4 * self.strips
         if prob.op == "w8a8-fp8" and device.cc[0] in (9, 10):
             fragments *= 3  # there mma.sync has no 8-bit floats: ptxas widens both fragments to 16 bits
-        return self.strips * tokens * 4 + fragments + _OTHER_REGISTERS
+        staging = 0 if device.cc >= (8, 0) else 4 * ceil_div(self.stage_bytes() // 16, self.threads) + 4
+        return self.strips * tokens * 4 + fragments + staging + _OTHER_REGISTERS
 
     def reasons(self, prob: Problem, device: Target) -> Iterable[str]:
         """Yield a sentence for each reason why this config cannot run `prob` on `device`."""
@@ -137,6 +138,8 @@ class W8A8Config(Config):
         if self.block_m % self.warp_tokens:
             yield f"warp_tokens={self.warp_tokens} does not divide block_m={self.block_m}"
             return
+        if device.cc < (8, 0) and self.stages > 2:
+            yield f"stages={self.stages}: without cp.async a stage waits in registers, so two are all that helps"
         if self.threads > 512:
             yield f"{self.threads} threads a block; at most 512, so that each may have 128 registers"
         columns = self.block_k // 16
@@ -229,6 +232,8 @@ def default(prob: Problem, device: Target, sms: int) -> W8A8Config:
         (8, 8, 2, 2, 2, 64, 3),
     )
     best, best_cost = None, float("inf")
+    if device.cc < (8, 0):
+        shapes = tuple((*shape[:-1], 2) for shape in shapes)
     for shape, split_k in product(shapes, SPLIT_K):
         cfg = W8A8Config(*shape, split_k=split_k)
         if any(True for _ in cfg.reasons(prob, device)):
