@@ -47,18 +47,13 @@ class OneLineErrors(click.Group):
     Exit status 2 for a wrong command line or argument, 1 for what failed while running.
     """
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        standalone_mode: bool = True,
-        **extra: Any,
-    ) -> Any:
-        """Run the command line; see `click.Group.main`."""
-        if not standalone_mode:
-            return super().main(args, prog_name, standalone_mode=False, **extra)
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line with the arguments of `click.Group.main`."""
+        run: Callable[..., Any] = super().main
+        if not extra.pop("standalone_mode", True):
+            return run(*args, standalone_mode=False, **extra)
         try:
-            result = super().main(args, prog_name, standalone_mode=False, **extra)
+            result = run(*args, standalone_mode=False, **extra)
             sys.exit(result if isinstance(result, int) else 0)
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.ctx.get_help() if error.ctx else "", err=True)
@@ -187,13 +182,17 @@ def cli() -> None:
 @cli.command()
 @filter_options
 @click.option("--fresh/--stale", "fresh", default=None, help="Only rows that are not stale, or only stale ones.")
+@click.option("--presets", is_flag=True, help="Also the predictions that cupyq ships, where the file has no row.")
 @limit_option
 @output.output_options
 @database_option
-def best(path: Path | None, fmt: str | None, fresh: bool | None, limit: int | None, **narrow: Any) -> None:
+def best(
+    path: Path | None, fmt: str | None, fresh: bool | None, presets: bool, limit: int | None, **narrow: Any
+) -> None:
     """Print the best row of each device, problem and band."""
     with _reading(path) as store:
-        rows = store.best(_filters(**narrow, stale=None if fresh is None else not fresh, limit=limit))
+        filters = _filters(**narrow, stale=None if fresh is None else not fresh, limit=limit)
+        rows = store.best(filters, presets=presets)
     output.show(rows, fmt, BEST, "best")
 
 
@@ -377,3 +376,15 @@ def prune(path: Path | None, fmt: str | None, vacuum: bool, **options: Any) -> N
             store.vacuum()
     row = {"trials": count, "dry_run": reasons["dry_run"]}
     output.show([row], fmt, tuple(row))
+
+
+@cli.command()
+@output.output_options
+@database_option
+def where(path: Path | None, fmt: str | None) -> None:
+    """Print where the database is, and Datasette's metadata and the presets that cupyq ships."""
+    file = path or db.default_path()
+    package = Path(__file__).parent
+    places = {"database": file, "metadata": package / "metadata.yml", "presets": package / "presets"}
+    rows = [{"what": what, "path": str(place), "exists": place.exists()} for what, place in places.items()]
+    output.show(rows, fmt, ("what", "path", "exists"))

@@ -103,12 +103,22 @@ def best(db: Database, filters: Filters, facts: Mapping[str, Any]) -> list[dict[
     return [tidy(row) for row in db.query(sql, {**facts, **parameters})]
 
 
+_BEST_KEY = ("device", "op", "dtype", "k", "n", "group_size", "symmetric", "band")
+
+
+def beside(rows: list[dict[str, Any]], others: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any]]:
+    """Return rows of `best` and those of `others` that are for keys of their own, in the order of `best`."""
+    known = {tuple(row[name] for name in _BEST_KEY) for row in rows}
+    added = [row for row in others if tuple(row[name] for name in _BEST_KEY) not in known]
+    return sorted([*rows, *added], key=lambda row: tuple(row[name] for name in _BEST_KEY))[:limit]
+
+
 _TRIAL_COLUMNS = """
     t.id, t.uid, d.label AS device, d.compute_capability, p.op, p.dtype, p.scale_dtype, p.m, p.n, p.k, p.group_size,
-    p.symmetric, p.band, t.path, t.config, t.state, t.reason, t.source, t.verified, t.chosen, t.phase, t.time_us, t.time_low_us,
-    t.time_high_us, t.error, t.quantization_error, t.samples, t.cache, t.launch, t.source_hash, t.nvrtc_version,
-    t.driver_version, t.cupy_version, t.cupyq_version, t.registers, t.spill_bytes, t.shared_bytes, t.clock_mhz,
-    t.power_w, t.temperature_c, t.parts, s.name AS study, t.origin, t.started_at, t.finished_at
+    p.symmetric, p.band, t.path, t.config, t.state, t.reason, t.source, t.verified, t.chosen, t.phase, t.time_us,
+    t.time_low_us, t.time_high_us, t.error, t.quantization_error, t.samples, t.cache, t.launch, t.source_hash,
+    t.nvrtc_version, t.driver_version, t.cupy_version, t.cupyq_version, t.registers, t.spill_bytes, t.shared_bytes,
+    t.clock_mhz, t.power_w, t.temperature_c, t.parts, s.name AS study, t.origin, t.started_at, t.finished_at
 """
 JOINED = """
     trial t JOIN device d ON d.id = t.device_id JOIN problem p ON p.id = t.problem_id

@@ -16,6 +16,7 @@ from typing import Any
 from sqlite_utils import Database
 
 from cupyq.db import connect, exchange, housekeeping, identity, lookup, migrations, queries, tables
+from cupyq.db import presets as shipped
 from cupyq.db.environment import Environment
 from cupyq.db.queries import Filters
 from cupyq.db.records import Found, Trial, trial_row
@@ -30,7 +31,11 @@ class DatabaseWarning(UserWarning):
 
 
 def open_store(
-    path: Path | str | None = None, readonly: bool = False, *, environment: Environment | None = None
+    path: Path | str | None = None,
+    readonly: bool = False,
+    *,
+    environment: Environment | None = None,
+    presets: bool = True,
 ) -> Store:
     """Open the tuning database.
 
@@ -42,6 +47,8 @@ def open_store(
         Never write: works on read-only files and folders, and brings older schemas up to date in memory only.
     environment : Environment, optional
         What staleness is judged by; `Environment.here()` when None.
+    presets : bool
+        Let `lookup` answer from the presets that cupyq ships where the file has nothing as good.
 
     Raises
     ------
@@ -50,7 +57,8 @@ def open_store(
     SchemaTooNew
         If a newer cupyq wrote the file.
     """
-    return Store(connect.default_path() if path is None else path, readonly, environment or Environment.here())
+    path = connect.default_path() if path is None else path
+    return Store(path, readonly, environment or Environment.here(), presets)
 
 
 _warned: set[str] = set()
@@ -88,13 +96,14 @@ class Store:
         What staleness is judged by, and what new trials record.
     """
 
-    def __init__(self, path: Path | str, readonly: bool, environment: Environment) -> None:
+    def __init__(self, path: Path | str, readonly: bool, environment: Environment, presets: bool = True) -> None:
         self.path = path
         self.readonly = readonly
         self.environment = environment
         self._abandoned: list[Database] = []
         self._generated: dict[str, bool] = {}  # source hash -> the library here generates it
         self._declared = False
+        self._presets: dict[str, Store | None] | None = {} if presets else None
         self._open()
 
     def _open(self) -> None:
@@ -357,21 +366,36 @@ class Store:
 
     # Questions
 
-    def best(self, filters: Filters | None = None, **named: Any) -> list[dict[str, Any]]:
+    def best(self, filters: Filters | None = None, *, presets: bool = False, **named: Any) -> list[dict[str, Any]]:
         """Return the rows of `best` that pass the filters, staleness judged by this process's environment.
 
         Parameters
         ----------
         filters : Filters, optional
             Or its fields by name: `store.best(op="w4a16", n=4096)`.
+        presets : bool
+            Add the rows of the presets that cupyq ships, where the file has none for the same key.
 
         Returns
         -------
         list of dict
             The columns of the view; `config` as a dict, `symmetric` and `stale` as bool.
         """
+        filters = _filters(filters, named)
         with self.reading() as db:
-            return queries.best(db, _filters(filters, named), self._judged(db))
+            rows = queries.best(db, filters, self._judged(db))
+        if not presets or self._presets is None:
+            return rows
+        stores = [store for name in shipped.names() if (store := self._preset(name)) is not None]
+        return queries.beside(rows, [row for store in stores for row in store.best(filters)], filters.limit)
+
+    def _preset(self, name: str) -> Store | None:
+        if self._presets is None:
+            return None
+        with self._lock:
+            if name not in self._presets:
+                self._presets[name] = shipped.read(name, self.environment)
+            return self._presets[name]
 
     def trials(self, filters: Filters | None = None, **named: Any) -> list[dict[str, Any]]:
         """Return every trial that passes the filters, newest first, with its device and problem."""
@@ -403,7 +427,8 @@ class Store:
     ) -> Found | None:
         """Return the best row for exactly this device, problem and band, or None.
 
-        Measured rows come before predicted ones, rows that are not stale before stale ones. For a card of this
+        Measured rows come before predicted ones, rows that are not stale before stale ones. A preset answers where
+        the file has no row, or only a stale prediction. For a card of this
         machine, predictions made for its entry in the catalogue count as its own.
 
         Parameters
@@ -418,7 +443,14 @@ class Store:
         """
         with self.reading() as db:
             key = identity.problem_row(problem)
-            return lookup.exact(db, device, key, band or key["band"], tuple(paths), self._judged(db))
+            paths = tuple(paths)
+            found = lookup.exact(db, device, key, band or key["band"], paths, self._judged(db))
+        if found is None or (found.source == "predicted" and found.stale):
+            store = self._preset(shipped.name_of(device))
+            preset = None if store is None else store.lookup(device, problem, band, paths=paths)
+            if preset is not None and (found is None or not preset.stale):
+                return dataclasses.replace(preset, preset=True)
+        return found
 
     def nearest(
         self, device: Any, problem: Any, band: int | None = None, *, paths: Iterable[str] = ("fused", "dequant"),
@@ -458,7 +490,7 @@ class Store:
         """Add the trials of another database; merging twice adds nothing."""
         if isinstance(other, Store):
             return self.load(other.export(), origin=str(other.path))
-        with Store(Path(other), True, self.environment) as opened:
+        with Store(Path(other), True, self.environment, presets=False) as opened:
             return self.load(opened.export(), origin=str(other))
 
     def conflicts(self) -> list[dict[str, Any]]:

@@ -50,8 +50,9 @@ def _live() -> list[DeviceSpec]:
 
 def _spec(fields: Mapping[str, Any]) -> DeviceSpec:
     """Return the stored spec; fields that this version does not know are left out."""
-    known = {field.name for field in dataclasses.fields(DeviceSpec)} & fields.keys()
-    values: dict[str, Any] = {
-        name: tuple(fields[name]) if isinstance(fields[name], list) else fields[name] for name in known
-    }
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(DeviceSpec):
+        if field.name in fields:
+            value = fields[field.name]
+            values[field.name] = tuple(value) if isinstance(value, list) else value
     return DeviceSpec(**values)

@@ -244,3 +244,10 @@ def test_the_module_runs(tmp_path):
 
 def test_without_a_verb_the_help_is_shown(run):
     assert "Commands:" in run(status=2).stderr
+
+
+def test_where(run, fresh_db):
+    rows = {row["what"]: row for row in json.loads(run("where", "--json").stdout)}
+    assert rows["database"] == {"what": "database", "path": str(fresh_db.path), "exists": True}
+    assert rows["metadata"]["path"].endswith("metadata.yml")
+    assert rows["metadata"]["exists"]

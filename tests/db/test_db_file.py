@@ -338,3 +338,94 @@ def test_memory_needs_no_file(tmp_path, monkeypatch):
         assert len(store.best()) == 1
         assert store.device_id(H100) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+# A full disk, two versions at once
+
+
+FULL_DISK = """
+import resource, sys
+sys.path[:0] = [sys.argv[2]]
+import cupyq.db
+from db_values import HERE, adder
+store = cupyq.db.open(sys.argv[1], environment=HERE)
+if sys.argv[3] != "0":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))
+done = 0
+try:
+    for i in range(1000):
+        adder(store)(1.0 + i, samples_us=[0.5] * 2000)
+        done += 1
+except cupyq.db.store.DatabaseError as error:
+    print(done, error)
+"""
+
+
+def _fill(path, limit):
+    command = [sys.executable, "-c", FULL_DISK, str(path), os.path.dirname(__file__), str(limit)]
+    child = subprocess.run(command, capture_output=True, text=True, check=True)
+    done, said = child.stdout.split(" ", 1)
+    assert 0 < int(done) < 1000
+    assert "cannot take more rows" in said
+    return int(done)
+
+
+def _whole(path, rows):
+    with cupyq.db.open(path, environment=HERE) as store:
+        assert sorted(row["time_us"] for row in store.trials()) == [1.0 + i for i in range(rows)]
+        with store.reading() as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        adder(store)(9999.0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no RLIMIT_FSIZE on this system")
+def test_a_file_that_cannot_grow_keeps_every_row_that_was_written(tmp_path):
+    done = _fill(tmp_path / "full.db", 400_000)
+    _whole(tmp_path / "full.db", done)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 512 KiB, where this user may mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False) if sys.platform == "linux" else None
+    if mounted is None or mounted.returncode != 0:
+        pytest.skip("this user may not mount a small file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_keeps_every_row_that_was_written(small_disk, tmp_path):
+    done = _fill(small_disk / "full.db", 0)
+    # The disk is still full: reading must work there, and a copy must be whole.
+    with cupyq.db.open(small_disk / "full.db", readonly=True, environment=HERE) as store:
+        assert len(store.trials()) == done
+    for file in small_disk.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    _whole(tmp_path / "full.db", done)
+
+
+def test_two_versions_that_write_by_turns_lose_nothing_and_each_judges_by_itself(tmp_path):
+    import dataclasses
+
+    path = tmp_path / "shared.db"
+    newer = dataclasses.replace(
+        HERE, library="library-2", source_hash=lambda config, problem: f"v2-{config['tile']}", cupyq_version="0.2.0"
+    )
+    with (
+        cupyq.db.open(path, environment=HERE) as one,
+        cupyq.db.open(path, environment=newer) as two,
+    ):
+        for i in range(10):
+            adder(one)(1.0, tile=i, problem=PROBLEM.with_m(1))
+            adder(two)(2.0, tile=i, problem=PROBLEM.with_m(64))
+        assert len(one.trials()) == len(two.trials()) == 20
+        assert {row["band"]: row["stale"] for row in one.best()} == {1: False, 64: True}
+        assert {row["band"]: row["stale"] for row in two.best()} == {1: True, 64: False}
+        assert [found["cupyq_version"] for found in one.trials(limit=2)] == ["0.2.0", "0.1.0"]
+    connection = sqlite3.connect(path)
+    stale = dict(connection.execute("SELECT band, stale FROM best"))
+    connection.close()
+    assert stale == {1: 1, 64: 0}, "other tools see the file as the version that began last does"
