@@ -1,0 +1,35 @@
+"""A PTX emulator in NumPy: runs what NVRTC makes for a GPU on a machine that has none, and watches it.
+
+``launch`` runs one kernel and raises :class:`EmulatorFault` at the first access out of bounds, uninitialized read, data
+race or broken barrier; otherwise its result carries counters of instructions, memory sectors and bank conflicts.
+"""
+
+from __future__ import annotations
+
+from .faults import EmulatorFault, UnsupportedPTX
+
+__all__ = ["Counters", "EmulatorFault", "Result", "UnsupportedPTX", "launch", "load"]
+
+_loaded = False
+
+
+def load_all() -> None:
+    """Import every module that registers instructions."""
+    global _loaded
+    if _loaded:
+        return
+    from . import (  # noqa: F401
+        ops_atomic,
+        ops_control,
+        ops_convert,
+        ops_integer,
+        ops_memory,
+        ops_mma,
+        ops_warp,
+    )
+
+    _loaded = True
+
+
+from .counters import Counters  # noqa: E402
+from .launch import Result, launch, load  # noqa: E402

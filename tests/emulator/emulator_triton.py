@@ -1,0 +1,80 @@
+"""Kernels that Triton compiles with no GPU: the oracle the emulator is anchored to."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from cupyq import emulator
+
+pytest.importorskip("triton", reason="triton is not installed")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import triton
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled kernel: PTX, its entry, dynamic shared memory and threads."""
+
+    ptx: str
+    entry: str
+    shared: int
+    threads: int
+
+    def run(self, grid: tuple, args: list, ptx: str | None = None, **options: Any) -> emulator.Result:
+        """Launch it; Triton adds two hidden pointers (scratch memory) at the end."""
+        return emulator.launch(
+            ptx or self.ptx, self.entry, grid, self.threads, [*args, None, None], self.shared, **options
+        )
+
+
+def build(fn: Any, cc: int, signature: dict, constants: dict, aligned: tuple = (), **options: Any) -> Kernel:
+    names = list(signature)
+    source = ASTSource(
+        fn,
+        signature=signature,
+        constexprs={(names.index(k),): v for k, v in constants.items()},
+        attrs={(names.index(k),): [["tt.divisibility", 16]] for k in aligned},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = triton.compile(source, target=GPUTarget("cuda", cc, 32), options=options)
+    threads = 32 * compiled.metadata.num_warps * getattr(compiled.metadata, "num_ctas", 1)
+    return Kernel(compiled.asm["ptx"], compiled.metadata.name, compiled.metadata.shared, threads)
+
+
+@triton.jit
+def matmul(
+    a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ACC: tl.constexpr, OUT: tl.constexpr
+):
+    pm = tl.program_id(0)
+    pn = tl.program_id(1)
+    rm = pm * BM + tl.arange(0, BM)
+    rn = pn * BN + tl.arange(0, BN)
+    rk = tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), ACC)
+    for k in range(0, K, BK):
+        x = tl.load(a + rm[:, None] * K + (k + rk)[None, :])
+        y = tl.load(b + (k + rk)[:, None] * N + rn[None, :])
+        acc = tl.dot(x, y, acc, out_dtype=ACC)
+    tl.store(c + rm[:, None] * N + rn[None, :], acc.to(OUT))
+
+
+TYPES = {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32, "i32": tl.int32}
+
+
+@lru_cache(maxsize=32)
+def compile_matmul(cc: int, dtype: str, out: str, bm: int, bn: int, bk: int, stages: int, warps: int = 4) -> Kernel:
+    signature = {"a": f"*{dtype}", "b": f"*{dtype}", "c": f"*{out}", "M": "i32", "N": "i32", "K": "i32"}
+    signature.update(dict.fromkeys(("BM", "BN", "BK", "ACC", "OUT"), "constexpr"))
+    acc = tl.int32 if dtype == "i8" else tl.float32
+    constants = {"BM": bm, "BN": bn, "BK": bk, "ACC": acc, "OUT": TYPES[out]}
+    return build(matmul, cc, signature, constants, ("a", "b", "c", "N", "K"), num_stages=stages, num_warps=warps)
