@@ -51,7 +51,7 @@ def cli(**options: Any) -> None:
     target = _device(options["device"])
     problems = _problems(options)
     settings = Settings(options["trials"], options["sampler"], options["seed"], options["verify"])
-    console = Console(stderr=options["as_json"], quiet=options["quiet"])
+    console = _console(options)
     with db.open(options["path"]) as store, _progress(console) as progress:
         tuner = _tuner(store, target, settings, options, progress)
         try:
@@ -114,6 +114,12 @@ def _problems(options: dict[str, Any]) -> list[kernels.Problem]:
     batches = None if options["batches"] is None else workloads.parse_numbers("batches", options["batches"])
     groups = workloads.parse_numbers("group-sizes", options["group_sizes"])
     return study.problems_of(shapes, ops, batches, groups, options["dtype"], not options["asymmetric"])
+
+
+def _console(options: dict[str, Any]) -> Console:
+    console = Console(stderr=options["as_json"], quiet=options["quiet"])
+    # A log or a pipe has no width of its own; the tables need this much.
+    return console if console.is_terminal else Console(stderr=options["as_json"], quiet=options["quiet"], width=140)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections.abc import Mapping
@@ -39,12 +38,13 @@ class Candidate:
     @functools.cached_property
     def key(self) -> str:
         """Text that is equal exactly for equal candidates, in this process and in any other."""
-        return stable_key(self.path, None if self.config is None else kernels.to_dict(self.config))
+        return stable_key(self.path, None if self.config is None else {"family": self.config.family, **self.tunables})
 
     @functools.cached_property
     def tunables(self) -> dict[str, Any]:
         """The config's fields by name; empty for "fp16"."""
-        return {} if self.config is None else dataclasses.asdict(self.config)  # type: ignore[call-overload]
+        # Configs are flat, so their own dict is what dataclasses.asdict would copy field by field.
+        return {} if self.config is None else dict(vars(self.config))
 
     def __str__(self) -> str:
         if self.config is None:

@@ -155,28 +155,28 @@ class Bar:
 
 def winners_table(results: Sequence[ProblemResult], source: str) -> Table:
     """Return the table of winners."""
-    table = Table(title=f"winners, times {source}")
-    for name in ("op", "K x N", "group", "M up to"):
-        table.add_column(name, justify="right")
+    table = Table(title=f"winners: times and ratios {source}")
+    table.add_column("op")
+    table.add_column("K x N", justify="right")
+    table.add_column("group", justify="right")
+    table.add_column("M up to", justify="right")
     table.add_column("path")
-    table.add_column("config")
-    for name in ("time", "vs fp16", "vs default", "trials", "verified"):
+    table.add_column("config", overflow="fold")
+    for name in (f"time, {source}", "vs fp16", "vs default"):
         table.add_column(name, justify="right")
     for result in results:
         problem, winner = result.problem, result.winner
         shape = [problem.op, f"{problem.k} x {problem.n}", _group(problem), str(problem.m)]
         if winner is None:
-            table.add_row(*shape, "-", result.reason or "", "-", "-", "-", str(result.trials), "-")
+            table.add_row(*shape, "-", result.reason or "", "-", "-", "-")
             continue
         table.add_row(
             *shape,
             winner.candidate.path,
             tunables(winner.candidate),
-            f"{microseconds(winner.outcome.time_us)} {winner.outcome.source}",
+            microseconds(winner.outcome.time_us),
             _times(result.speedup_vs_fp16),
             _times(result.speedup_vs_default),
-            str(result.trials),
-            "no" if winner.verification is None else "yes",
         )
     return table
 
@@ -188,7 +188,7 @@ def crossover_table(found: Sequence[Crossover], source: str) -> Table:
     table.add_column("group", justify="right")
     table.add_column("crossover", justify="right")
     table.add_column("faster from there")
-    for name in ("fused", "other"):
+    for name in (f"fused, {source}", f"other, {source}"):
         table.add_column(name, justify="right")
     for entry in found:
         where = f"M in {entry.band // 2 + 1}..{entry.band}" if entry.band else f"none up to M={entry.bands[-1]}"
@@ -210,6 +210,8 @@ def summary(run: RunResult, source: str, path: object) -> str:
     parts = [f"{len(run.problems)} problems in {run.seconds:.1f} s", f"{run.new_trials} new trials", f"all: {states}"]
     if known:
         parts.append(f"{known} problems were known")
+    if any(r.winner is not None and r.winner.verification is None for r in run.problems):
+        parts.append("winners not verified, so nothing uses them before `python -m cupyq.db verify` has")
     rejected = sum(len(result.rejected) for result in run.problems)
     if rejected:
         parts.append(f"{rejected} candidates were wrong and rejected")

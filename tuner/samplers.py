@@ -40,7 +40,7 @@ class Pool:
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self.candidates = list(candidates)
-        self.index = {candidate.key: i for i, candidate in enumerate(self.candidates)}
+        self.index = {candidate: i for i, candidate in enumerate(self.candidates)}
         self.fields = list(self.candidates[0].tunables) if self.candidates else []
         self.values = {name: sorted({c.tunables[name] for c in self.candidates}) for name in self.fields}
         places = {name: {value: i for i, value in enumerate(values)} for name, values in self.values.items()}
@@ -53,12 +53,12 @@ class Pool:
 
     def position(self, candidate: Candidate) -> np.ndarray | None:
         """Return the candidate's place on the grid, or None when a field has a value the space no longer offers."""
-        i = self.index.get(candidate.key)
+        i = self.index.get(candidate)
         return None if i is None else self.grid[i]
 
     def remove(self, candidate: Candidate) -> None:
         """Take the candidate off what is left."""
-        i = self.index.get(candidate.key)
+        i = self.index.get(candidate)
         if i is not None:
             self.untried[i] = False
 
@@ -76,20 +76,20 @@ class Sweep:
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self._left = list(candidates)[::-1]
-        self._tried: set[str] = set()
+        self._tried: set[Candidate] = set()
 
     def propose(self) -> Candidate | None:
         """Return the next candidate."""
         while self._left:
             candidate = self._left.pop()
-            if candidate.key not in self._tried:
+            if candidate not in self._tried:
                 return candidate
         return None
 
     def tell(self, candidate: Candidate, outcome: Outcome) -> None:
         """Skip it from now on."""
         del outcome
-        self._tried.add(candidate.key)
+        self._tried.add(candidate)
 
 
 class Random:

@@ -49,7 +49,7 @@ def estimate(samples: Sequence[float] | np.ndarray, seed: int = 0) -> Estimate:
     """
     values = np.asarray(samples, dtype=np.float64)
     middle = float(np.median(values))
-    if values.size < 2:
+    if values.size < 2 or not np.isfinite(values).all():
         return Estimate(middle, middle, middle)
     picks = np.random.default_rng(seed).integers(values.size, size=(RESAMPLES, values.size))
     medians = np.median(values[picks], axis=1)

@@ -71,11 +71,11 @@ class Space:
         return len(self.fused) + len(self.dequant) + 1
 
     def __contains__(self, candidate: object) -> bool:
-        return isinstance(candidate, Candidate) and candidate.key in self._keys
+        return candidate in self._all
 
     @functools.cached_property
-    def _keys(self) -> frozenset[str]:
-        return frozenset(c.key for c in (*self.fused, *self.dequant, self.fp16))
+    def _all(self) -> frozenset[Candidate]:
+        return frozenset((*self.fused, *self.dequant, self.fp16))
 
     def refusal(self, candidate: Candidate) -> str | None:
         """Say why `candidate` is illegal somewhere in the problem's band, or return None.
