@@ -104,7 +104,7 @@ class Choice:
 
 
 _lock = threading.Lock()
-_choices: dict[tuple[DeviceSpec, Problem], Choice] = {}
+_choices: dict[tuple[int, Problem], Choice] = {}  # by the device's id: a spec has too many fields to hash each time
 _store: tuple[Path, Any] | None = None
 _warned: set[Any] = set()
 
@@ -129,13 +129,13 @@ def choose(problem: Problem, device: DeviceSpec) -> Choice:
         With M >= 1.
     device : DeviceSpec
     """
-    found = _choices.get((device, problem))
-    if found is None:
+    found = _choices.get((id(device), problem))
+    if found is None or found.device is not device:
         found = _climb_down(problem, device)
         with _lock:
             if len(_choices) >= _CACHED_CHOICES:
                 _choices.clear()
-            _choices[device, problem] = found
+            _choices[id(device), problem] = found
     return found
 
 
@@ -291,11 +291,16 @@ def _warn_database(error: BaseException) -> None:
 # --- what users read --------------------------------------------------------------------------------------------------
 
 
-def tune_command(problem: Problem, device: DeviceSpec) -> str:
-    """Return the shell command that measures (or, for a GPU that is not here, predicts) this problem's band."""
-    words = ["python -m cupyq.tune", f"--op {problem.op}", f"--n {problem.n}", f"--k {problem.k}", f"--m {problem.m}"]
+def tune_command(problem: Problem, device: DeviceSpec, every_band: bool = False) -> str:
+    """Return the shell command that measures (or, for a GPU that is not here, predicts) this problem.
+
+    `every_band` leaves M out, so that all bands are tuned.
+    """
+    words = [f"python -m cupyq.tune --op {problem.op} --k {problem.k} --n {problem.n}"]
+    if not every_band:
+        words.append(f"--m {problem.m}")
     if problem.op == "w4a16":
-        words.append(f"--group-sizes {problem.group_size}")
+        words.append(f"--group-sizes={problem.group_size}")
         if not problem.symmetric:
             words.append("--asymmetric")
     if problem.dtype != "float16":
@@ -317,7 +322,7 @@ def warn_untuned(choice: Choice) -> None:
         _warned.add(key)
     warnings.warn(
         f"{describe(problem)} is not tuned for {choice.device.title} (M={problem.m} goes by: {choice.rung}). "
-        f"It works; to make it fast, run: {tune_command(problem, choice.device)}",
+        f"It works; to make it fast, run: {tune_command(problem, choice.device, every_band=True)}",
         UntunedWarning,
         stacklevel=2,
     )
@@ -423,16 +428,29 @@ def explain(
 
 
 def _others(choice: Choice) -> Iterator[str]:
-    """Yield what the database knows of the paths that were not taken."""
+    """Yield what the database, or else the predictor, knows of the paths that were not taken."""
     try:
         store = open_store()
         rows = {} if store is None else store.paths(choice.device, choice.problem)
     except _DATABASE_FAULTS as error:
         _warn_database(error)
-        return
-    for path, row in rows.items():
-        if path != choice.path:
-            how = f"{row.time_us:.4g} us {row.source}" + (f" (stale: {row.stale_because})" if row.stale else "")
-            if choice.time_us and choice.rung in (EXACT, STALE, PREDICTED):
-                how += f", {row.time_us / choice.time_us:.2f} times the chosen one's"
-            yield f"{path} ({PATH_TITLES[path]}): {how}"
+        rows = {}
+    paths = ("fused", "dequant", "fp16") if choice.problem.op == "w4a16" else ("fused", "fp16")
+    for path in paths:
+        if path == choice.path:
+            continue
+        row = rows.get(path)
+        if row is not None:
+            said = f"{row.time_us:.4g} us {row.source}" + (f" (stale: {row.stale_because})" if row.stale else "")
+        else:
+            said = _predicted_path(path, choice)
+        yield f"{path} ({PATH_TITLES[path]}): {said}"
+
+
+def _predicted_path(path: str, choice: Choice) -> str:
+    try:
+        from . import predictor
+
+        return f"{predictor.predict(path, choice.problem, choice.device).time_us:.4g} us predicted"
+    except _DATABASE_FAULTS as error:
+        return f"unknown: {error}"

@@ -1,0 +1,371 @@
+"""The ladder of answers: which row or rule decides, that `explain` says so, and that nothing in a database can hurt."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import cupyq
+from cupyq import db, devices, dispatch, kernels
+from cupyq.errors import ArgumentError, NoDevice, NotInstalled, ShapeError, UnknownDevice
+from cupyq.kernels import DequantConfig, Problem, W4A16Config, W8A8Config
+
+DEVICE = devices.get("a100-sxm")
+PROBLEM = Problem("w4a16", 16, 4096, 4096)
+SLOW = W4A16Config(block_m=16, strips=1, warps_n=2, warps_k=2, stages=2)
+FAST = W4A16Config(block_m=16, strips=2, warps_n=2, warps_k=2, stages=3)
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path, monkeypatch):
+    """A database of its own for each test, and a dispatcher that remembers nothing."""
+    path = tmp_path / "tuning.db"
+    monkeypatch.setenv("CUPYQ_DB", str(path))
+    dispatch.reset()
+    yield path
+    dispatch.reset()
+
+
+def add(file, problem=PROBLEM, config=FAST, device=DEVICE, **fields):
+    """Record one verified trial, measured unless said otherwise."""
+    values = {"source": "measured", "time_us": 10.0, "verified": True, **fields}
+    with db.open(file) as store:
+        store.add_trial(device=device, problem=problem, config=config, **values)
+    dispatch.reset()
+
+
+def choose(problem=PROBLEM, device=DEVICE):
+    return dispatch.choose(problem, device)
+
+
+# --- the ladder -------------------------------------------------------------------------------------------------------
+
+
+def test_exact_measured_row_comes_first(path):
+    add(path, config=SLOW, time_us=20.0)
+    add(path, config=FAST, time_us=10.0)
+    add(path, config=SLOW, time_us=1.0, source="predicted")
+    choice = choose()
+    assert (choice.rung, choice.path, choice.config, choice.time_us) == (dispatch.EXACT, "fused", FAST, 10.0)
+    assert choice.tuned
+    assert [r.taken for r in choice.rungs] == [True]
+
+
+@pytest.mark.parametrize("m", [9, 12, 16])
+def test_a_row_serves_its_whole_band(path, m):
+    add(path)
+    assert choose(PROBLEM.with_m(m)).rung == dispatch.EXACT
+
+
+@pytest.mark.parametrize("m", [8, 17])
+def test_other_bands_are_near_not_exact(path, m):
+    add(path)
+    choice = choose(PROBLEM.with_m(m))
+    assert (choice.rung, choice.config, choice.time_us) == (dispatch.NEAREST, FAST, None)
+    assert not choice.tuned
+    assert "1 octaves away" in choice.rungs[-1].verdict
+
+
+def test_the_nearest_shape_is_stated_with_its_distance(path):
+    add(path, Problem("w4a16", 16, 8192, 4096), FAST)
+    add(path, Problem("w4a16", 16, 16384, 4096), SLOW)
+    choice = choose()
+    assert choice.config == FAST
+    assert choice.rungs[-1].verdict.startswith("N=8192, K=4096, M=16, 1 octaves away: 10 us measured at M=16")
+
+
+def test_a_shape_too_far_away_says_nothing(path):
+    add(path, Problem("w4a16", 16, 4096 * 16, 4096))
+    choice = choose()
+    assert choice.rung == dispatch.CLOSED_FORM
+    assert "4 octaves away, is further than 3 octaves" in choice.rungs[1].verdict
+
+
+def test_a_near_row_that_is_illegal_here_is_passed_over(path):
+    split = replace(FAST, split_k=8)
+    add(path, Problem("w4a16", 16, 256, 4096), split)
+    add(path, Problem("w4a16", 16, 1024, 512), FAST)
+    problem = Problem("w4a16", 16, 256, 512)
+    assert kernels.check(split, problem, DEVICE) is not None
+    assert choose(problem).config == FAST
+
+
+@pytest.mark.parametrize("field", ["group_size", "symmetric", "dtype", "scale_dtype", "op"])
+def test_rows_of_other_types_and_groups_do_not_count(path, field):
+    values = {"group_size": 64, "symmetric": False, "dtype": "bfloat16", "scale_dtype": "bfloat16", "op": "w8a8-int8"}
+    add(path, replace(PROBLEM, **{field: values[field]}), W8A8Config() if field == "op" else FAST)
+    assert choose().rung == dispatch.CLOSED_FORM
+
+
+def test_rows_of_another_device_do_not_count(path):
+    add(path, device=devices.get("h100-sxm"))
+    assert choose().rung == dispatch.CLOSED_FORM
+
+
+def test_a_stale_row_is_never_exact(path):  # e8
+    add(path, source_hash="0123456789abcdef")
+    choice = choose()
+    assert (choice.rung, choice.config) == (dispatch.STALE, FAST)
+    assert not choice.tuned
+    assert choice.rungs[0].verdict == "stale: kernel source"
+    assert "changed since: kernel source" in choice.rungs[-1].verdict
+
+
+def test_a_near_measured_row_goes_before_a_stale_one(path):
+    add(path, config=SLOW, source_hash="0123456789abcdef")
+    add(path, Problem("w4a16", 16, 8192, 4096), FAST)
+    assert (choose().rung, choose().config) == (dispatch.NEAREST, FAST)
+
+
+def test_a_predicted_row_goes_before_the_closed_form(path):
+    add(path, source="predicted")
+    choice = choose()
+    assert (choice.rung, choice.config, choice.time_us) == (dispatch.PREDICTED, FAST, 10.0)
+    assert "predicted at M=16" in choice.rungs[-1].verdict
+    assert not choice.tuned
+
+
+def test_unverified_rows_do_not_count(path):  # e1
+    add(path, verified=False)
+    assert choose().rung == dispatch.CLOSED_FORM
+
+
+def test_without_rows_the_predictor_weighs_the_paths():
+    small, large = choose(PROBLEM.with_m(1)), choose(PROBLEM.with_m(8192))
+    assert (small.rung, small.path, small.config) == (
+        dispatch.CLOSED_FORM,
+        "fused",
+        kernels.default(PROBLEM.with_m(1), DEVICE),
+    )
+    assert small.time_us > 0
+    for choice in (small, large):
+        assert kernels.check(choice.config, choice.problem, DEVICE) is None
+        assert "predicted: " in choice.rungs[-1].verdict
+    assert choose(Problem("w4a16", 8192, 4096, 4096), devices.get("h200-sxm")).path == "dequant"
+
+
+def test_without_a_predictor_the_default_answers(monkeypatch):
+    def broken(*args, **kwargs):
+        raise ArgumentError("out of order")
+
+    monkeypatch.setattr("cupyq.predictor.predict", broken)
+    choice = choose()
+    assert (choice.rung, choice.config) == (dispatch.DEFAULT, kernels.default(PROBLEM, DEVICE))
+    assert choice.rungs[-2].verdict == "cannot answer: out of order"
+
+
+def test_the_dequant_path_is_chosen_by_its_row(path):
+    add(path, PROBLEM.with_m(4096), DequantConfig(), path="dequant", time_us=100.0)
+    add(path, PROBLEM.with_m(4096), W4A16Config(block_m=64), time_us=150.0)
+    choice = choose(PROBLEM.with_m(4096))
+    assert (choice.path, choice.config) == ("dequant", DequantConfig())
+
+
+def test_fp16_is_a_yardstick_and_never_chosen(path):
+    add(path, config=None, path="fp16", time_us=1.0)
+    assert choose().rung == dispatch.CLOSED_FORM
+    assert "fp16 (cuBLAS on weights that were never quantized): 1 us measured" in str(
+        cupyq.explain(16, PROBLEM, DEVICE)
+    )
+
+
+def test_a_config_that_is_illegal_for_the_real_m_is_not_used(path):
+    config = W8A8Config(block_m=8, warp_tokens=8, strips=1, warps_n=1, warps_k=2)
+    problem = Problem("w8a8-int8", 2**14, 16 * 2**12, 4096)
+    add(path, problem, config)
+    huge = problem.with_m(2**31 - 1)
+    reason = kernels.check(config, huge, DEVICE)
+    assert reason is not None
+    choice = choose(huge)
+    assert choice.config != config
+    assert choice.rungs[0].verdict.endswith(reason)
+
+
+@pytest.mark.parametrize(("name", "op"), [("a100-sxm", "w8a8-fp8"), ("mi300x", "w4a16"), ("mi300x", "w8a8-int8")])
+def test_where_no_kernel_runs_cupy_multiplies(name, op):
+    choice = choose(Problem(op, 16, 4096, 4096), devices.get(name))
+    assert (choice.rung, choice.path, choice.config) == (dispatch.DEFAULT, "dense", None)
+    assert "no kernel runs here" in choice.rungs[-1].verdict
+
+
+def test_int8_sums_that_could_overflow_are_not_left_to_the_kernel():  # a12
+    assert choose(Problem("w8a8-int8", 16, 64, 140_000)).path == "dense"
+
+
+# --- nothing in a database can hurt -----------------------------------------------------------------------------------
+
+
+def test_no_database_no_warning(recwarn, path):
+    assert choose().rung == dispatch.CLOSED_FORM
+    assert not recwarn.list
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not a database at all, but long enough to be one" * 40, b"SQLite format 3\0" + b"\xff" * 4096]
+)
+def test_a_damaged_database_warns_and_answers(path, content):  # e9
+    path.write_bytes(content)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for m in (1, 16, 64):
+            assert choose(PROBLEM.with_m(m)).rung == dispatch.CLOSED_FORM
+    assert len(caught) <= 1
+    assert path.read_bytes() == content
+
+
+def test_a_database_that_turns_bad_later_answers(path):
+    add(path)
+    assert choose().rung == dispatch.EXACT
+    dispatch._choices.clear()
+    store = dispatch.open_store()
+
+    def broken(*args, **kwargs):
+        raise db.store.DatabaseError("disk I/O error")
+
+    store.lookup = broken
+    with pytest.warns(RuntimeWarning, match="the tuning database cannot be used .disk I/O error."):
+        assert choose().rung == dispatch.CLOSED_FORM
+    assert "the database cannot be used: disk I/O error" in choose().rungs[0].verdict
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"family": "w4a16_mma", "block_m": 16, "from_the_future": 3},
+        {"family": "w2a16"},
+        {"block_m": 16},
+        {},
+        {"family": "w4a16_mma", "block_m": "large"},
+        {"family": "w4a16_mma", "block_m": None, "strips": []},
+    ],
+)
+def test_a_row_that_cannot_be_read_is_passed_over(path, config):
+    add(path, config=config, source_hash="0123456789abcdef")
+    choice = choose()
+    assert choice.rung == dispatch.CLOSED_FORM
+    assert choice.rungs[2].verdict.startswith(("its config cannot be read", "cannot run"))
+
+
+def test_choices_are_remembered_until_reset(path):
+    before = choose()
+    assert choose() is before
+    with db.open(path) as store:
+        store.add_trial(device=DEVICE, problem=PROBLEM, config=FAST, source="measured", time_us=1.0, verified=True)
+    assert choose() is before
+    dispatch.reset()
+    assert choose().rung == dispatch.EXACT
+
+
+def test_looking_up_again_takes_about_a_microsecond():
+    choose()
+    start = time.perf_counter()
+    for _ in range(10_000):
+        dispatch.choose(PROBLEM, DEVICE)
+    assert (time.perf_counter() - start) / 10_000 < 5e-6  # about 1 us on an idle core
+
+
+# --- warnings ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_warning_for_each_untuned_weight(path):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for m in (1, 16, 4000):
+            dispatch.warn_untuned(choose(PROBLEM.with_m(m)))
+    assert {w.category for w in caught} == {dispatch.UntunedWarning}
+    assert [str(w.message) for w in caught] == [
+        "w4a16, K=4096, N=4096, group_size=128, symmetric, float16 is not tuned for NVIDIA A100 SXM 80 GB "
+        "(M=1 goes by: predictor). It works; to make it fast, run: "
+        "python -m cupyq.tune --op w4a16 --k 4096 --n 4096 --group-sizes=128 --device a100-sxm"
+    ]
+    with pytest.warns(dispatch.UntunedWarning):
+        dispatch.warn_untuned(choose(replace(PROBLEM, group_size=64)))
+
+
+def test_no_warning_when_tuned(path, recwarn):
+    add(path)
+    dispatch.warn_untuned(choose())
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        PROBLEM,
+        Problem("w4a16", 7, 100, 200, -1, False, "bfloat16", "bfloat16"),
+        Problem("w8a8-fp8", 3000, 128, 64),
+    ],
+)
+@pytest.mark.parametrize("every_band", [True, False])
+def test_the_tune_command_is_one_that_tune_accepts(problem, every_band):
+    tune = pytest.importorskip("cupyq.tune")
+    words = dispatch.tune_command(problem, DEVICE, every_band).split()
+    assert words[:3] == ["python", "-m", "cupyq.tune"]
+    values = tune.cli.make_context("tune", words[3:], resilient_parsing=False).params
+    assert (values["one_k"], values["one_n"], values["device"]) == (problem.k, problem.n, "a100-sxm")
+    assert values["ops"] == problem.op
+    assert values["dtype"] == problem.dtype
+    assert (values["batches"] is None) == every_band
+    if problem.op == "w4a16":
+        assert (values["group_sizes"], values["asymmetric"]) == (str(problem.group_size), not problem.symmetric)
+
+
+# --- explain ----------------------------------------------------------------------------------------------------------
+
+
+def test_explain_reads_well(path):
+    add(path, Problem("w4a16", 16, 8192, 4096), FAST)
+    add(path, config=DequantConfig(), path="dequant", source="predicted", time_us=44.0)
+    text = str(cupyq.explain(12, PROBLEM, device="a100-sxm"))
+    lines = text.splitlines()
+    assert lines[:2] == [
+        "w4a16, K=4096, N=4096, group_size=128, symmetric, float16, M=12 (band 9 to 16)",
+        "on NVIDIA A100 SXM 80 GB (a100-sxm, 8.0, not in this machine)",
+    ]
+    assert "path    fused: one kernel on packed weights" in lines
+    assert f"config  {FAST}" in lines
+    assert "from    nearest measured row" in lines
+    assert "  1. exact measured row: none in the database" in lines
+    assert any(line.startswith("> 2. nearest measured row: N=8192, K=4096, M=16, 1 octaves away") for line in lines)
+    assert "  5. predictor: not needed" in lines
+    assert "  dequant (dequantize, then cuBLAS): 44 us predicted" in lines
+    assert any(line.startswith("  fp16 (cuBLAS on weights that were never quantized): ") for line in lines)
+    assert lines[-1] == (
+        "tune it with: python -m cupyq.tune --op w4a16 --k 4096 --n 4096 --m 12 --group-sizes=128 --device a100-sxm"
+    )
+
+
+def test_explain_of_a_tuned_problem_asks_for_no_tuning(path):
+    add(path)
+    explanation = cupyq.explain(16, PROBLEM, DEVICE)
+    assert explanation.choice.tuned
+    assert "tune it with" not in str(explanation)
+    assert "from    exact measured row, 10 us" in str(explanation)
+
+
+def test_explain_takes_a_weight():
+    qw = cupyq.quantize(np.ones((256, 64), np.float32), group_size=32, symmetric=False, scale_dtype="bfloat16")
+    problem = cupyq.explain(5, qw, "h200-sxm", dtype="bfloat16").choice.problem
+    assert problem == Problem("w4a16", 5, 64, 256, 32, False, "bfloat16", "bfloat16")
+    assert "band 8193 and above" in str(cupyq.explain(9000, qw, "h200-sxm"))
+
+
+def test_explain_refuses_what_it_cannot_explain(monkeypatch):
+    with pytest.raises(UnknownDevice, match="h100"):
+        cupyq.explain(16, PROBLEM, "h100-sxmm")
+    with pytest.raises(ShapeError, match="m is 0"):
+        cupyq.explain(0, PROBLEM, DEVICE)
+    with pytest.raises(ArgumentError, match=r"qw must be a QuantizedWeight or a kernels\.Problem, got int"):
+        cupyq.explain(16, 5, DEVICE)
+
+
+def test_explain_without_a_device_needs_one():
+    if devices.live_count():
+        pytest.skip("a CUDA device is here")
+    with pytest.raises((NoDevice, NotInstalled)):
+        cupyq.explain(16, PROBLEM)
