@@ -158,6 +158,11 @@ class RaceChecker:
         if self.beyond or self.collected:
             for cta in range(self.m.ctas):
                 self._share(range(cta * self.per_cta, (cta + 1) * self.per_cta))
+        if self.fence_kind.any():
+            by_cta = self.fence_clock.reshape(-1, self.per_cta, self.columns)
+            by_cta[...] = by_cta.max(1, keepdims=True)
+            kinds = self.fence_kind.reshape(-1, self.per_cta)
+            kinds[...] = kinds.max(1, keepdims=True)
         self.tick()
         self._refresh(slice(None))
 
@@ -171,11 +176,16 @@ class RaceChecker:
         self.clock[members, self.local_warp[members]] = FOREVER
         if self.beyond or self.collected:
             self._share(members)
+        if self.fence_kind[members].any():
+            # What one warp fenced before the barrier is visible beyond the CTA when another one, after the barrier,
+            # tells of it.
+            self.fence_clock[members] = self.fence_clock[members].max(0)
+            self.fence_kind[members] = self.fence_kind[members].max()
         self.tick()
         self._refresh(members)
 
     def _share(self, members: Any) -> None:
-        for table in (self.beyond, self.collected):
+        for table in (self.beyond, self.collected, self.fence_beyond):
             have = [table[int(w)] for w in members if int(w) in table]
             if have:
                 joined = np.maximum.reduce(have)
