@@ -76,45 +76,68 @@ struct Epilogue {
         }
     }
 
-    // All threads call this once every warp has `put` its fragments. `tile` numbers the output tile, `split` the share
-    // of K. partials: [tiles][splits][kBlockM * kBlockN] words; arrivals: [tiles], zero before and after the launch.
+    // All threads call the next two once every warp has `put` its fragments; both leave `shared` free to be reused.
+
+    // The tile's sums are complete in this CTA.
     template <class Scale>
-    __device__ __forceinline__ static void run(u32* shared, u16* y, const u16* bias, u32* partials, u32* arrivals,
-                                               int tile, int split, int splits, int m0, int n0, int m, int n,
-                                               Scale scale) {
-        const int thread = static_cast<int>(threadIdx.x);
+    __device__ __forceinline__ static void finish(const u32* shared, u16* y, const u16* bias, int m0, int n0, int m,
+                                                  int n, Scale scale) {
         __syncthreads();
-        if (splits == 1) {
-            for (int item = thread; item < kItems; item += kThreads) {
-                Sum sum[4];
-                gather(sum, shared, item);
-                store(y, bias, item, m0, n0, m, n, sum, scale);
-            }
-            return;
+        for (int item = static_cast<int>(threadIdx.x); item < kItems; item += kThreads) {
+            Sum sum[4];
+            gather(sum, shared, item);
+            store(y, bias, item, m0, n0, m, n, sum, scale);
         }
+        __syncthreads();
+    }
+
+    // `count` CTAs hold parts of the tile's sums, this one part `mine`. slot(part) tells where in `partials`, in units
+    // of a tile's words, a part is kept. `arrival` counts those that have written theirs; zero before and after.
+    template <class Slot, class Scale>
+    __device__ __forceinline__ static void combine(u32* shared, u16* y, const u16* bias, u32* partials, u32* arrival,
+                                                   int mine, int count, Slot slot, int m0, int n0, int m, int n,
+                                                   Scale scale) {
         constexpr long long kTileWords = kBlockM * kBlockN;
-        u32* mine = partials + (static_cast<long long>(tile) * splits + split) * kTileWords;
+        const int thread = static_cast<int>(threadIdx.x);
         const int items = min(kBlockM, m - m0) * kItemsPerRow;  // rows past M are not worth their traffic
+        __syncthreads();
+        u32* own = partials + slot(mine) * kTileWords;
         for (int item = thread; item < items; item += kThreads) {
             Sum sum[4];
             gather(sum, shared, item);
-            *reinterpret_cast<uint4*>(mine + item * 4) =
+            *reinterpret_cast<uint4*>(own + item * 4) =
                 make_uint4(to_bits(sum[0]), to_bits(sum[1]), to_bits(sum[2]), to_bits(sum[3]));
         }
         // Release: every thread's partial sums are in L2 before the CTA counts itself as arrived.
         __threadfence();
         __syncthreads();
         u32* flag = shared + kWarpsK * kSlotWords;
-        if (thread == 0) *flag = atomicAdd(arrivals + tile, 1u);
+        if (thread == 0) *flag = atomicAdd(arrival, 1u);
         __syncthreads();
-        if (*flag != static_cast<u32>(splits - 1)) return;
-        __threadfence();  // acquire: after the last arrival, the others' partial sums
-        const u32* first = partials + static_cast<long long>(tile) * splits * kTileWords;
-        for (int item = thread; item < items; item += kThreads) {
-            Sum sum[4] = {Sum(0), Sum(0), Sum(0), Sum(0)};
-            for (int s = 0; s < splits; ++s) add(sum, load_l2_16(first + s * kTileWords + item * 4));
-            store(y, bias, item, m0, n0, m, n, sum, scale);
+        if (*flag == static_cast<u32>(count - 1)) {
+            __threadfence();  // acquire: after the last arrival, the others' partial sums
+            for (int item = thread; item < items; item += kThreads) {
+                Sum sum[4] = {Sum(0), Sum(0), Sum(0), Sum(0)};
+                for (int part = 0; part < count; ++part) {
+                    add(sum, load_l2_16(partials + slot(part) * kTileWords + item * 4));
+                }
+                store(y, bias, item, m0, n0, m, n, sum, scale);
+            }
+            if (thread == 0) *arrival = 0;  // ready for the next launch
         }
-        if (thread == 0) arrivals[tile] = 0;  // ready for the next launch
+        __syncthreads();
+    }
+
+    // Split-K: every tile has `splits` CTAs. partials: [tiles][splits][kBlockM * kBlockN] words; arrivals: [tiles].
+    template <class Scale>
+    __device__ __forceinline__ static void run(u32* shared, u16* y, const u16* bias, u32* partials, u32* arrivals,
+                                               int tile, int split, int splits, int m0, int n0, int m, int n,
+                                               Scale scale) {
+        if (splits == 1) {
+            finish(shared, y, bias, m0, n0, m, n, scale);
+        } else {
+            const auto slot = [&](int part) { return static_cast<long long>(tile) * splits + part; };
+            combine(shared, y, bias, partials, arrivals + tile, split, splits, slot, m0, n0, m, n, scale);
+        }
     }
 };

@@ -22,6 +22,7 @@
 #include "mma.cuh"
 #include "activations.cuh"
 #include "epilogue.cuh"
+#include "stripes.cuh"
 
 // T, S            element types of x and y, and of the scales
 // kBits           bits of a weight: 2, 4, 8
@@ -35,9 +36,10 @@
 // kScaleWeights   scale weights as they are dequantized (rounds to T), or the fp32 sums of each span
 // kAligned        rows of x start at multiples of 16 bytes and K is a multiple of 8
 // kWhole          K is a multiple of the k of a stage
+// kStriped        a CTA may work on several tiles (stripes.cuh)
 // kVector         features stored at once
 template <class T, class S, int kBits, int kBlockM, int kStrips, int kWarpsN, int kWarpsK, int kWarpK, int kStages, int kGroup,
-          bool kHasZeros, bool kScaleWeights, bool kAligned, bool kWhole, int kVector>
+          bool kHasZeros, bool kScaleWeights, bool kAligned, bool kWhole, bool kStriped, int kVector>
 struct W4A16 {
     using Code = Codes<T, kBits>;
     using Zero = typename Code::Zero;
@@ -170,31 +172,64 @@ struct W4A16 {
         }
     };
 
-    __device__ __forceinline__ static void run(const char* weights, const char* scales, const char* zeros,
-                                               const u16* x, u16* y, const u16* bias, u32* partials, u32* arrivals,
-                                               int m, int n, int k, int row_stride, int splits) {
+    // The arguments of a launch.
+    struct Arguments {
+        const char *weights, *scales, *zeros;
+        const u16* x;
+        u16* y;
+        const u16* bias;
+        u32 *partials, *arrivals;
+        int m, n, k, row_stride;
+        Stripes stripes;
+    };
+
+    __device__ __forceinline__ static void run(const Arguments& p) {
+        const int tile_stages = (p.k + kBlockK - 1) / kBlockK;
+        const int cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
+        const int begin = p.stripes.start(cta), end = p.stripes.start(cta + 1);
+        int at = begin;
+        do {
+            const int tile = at / tile_stages, first = at % tile_stages;
+            const int last = min(tile_stages, first + end - at);
+            // Tiles of one strip of weights follow each other, so that they meet in L2.
+            const int m_tiles = (p.m + kBlockM - 1) / kBlockM;
+            const int m0 = tile % m_tiles * kBlockM, n0 = tile / m_tiles * kBlockN;
+            u32* sums = accumulate(p, m0, n0, first, last);
+            const auto scale = [](int, int, float sum) { return sum; };
+            if (last - first == tile_stages) {
+                Out::finish(sums, p.y, p.bias, m0, n0, p.m, p.n, scale);
+            } else {
+                const int tile_begin = tile * tile_stages;
+                const int first_cta = p.stripes.cta_of(tile_begin);
+                const int count = p.stripes.cta_of(tile_begin + tile_stages - 1) - first_cta + 1;
+                // A CTA that began before the tile keeps this part behind those of all CTAs' first tiles.
+                const auto slot = [&](int part) {
+                    const int owner = first_cta + part;
+                    return static_cast<long long>(owner) + (p.stripes.start(owner) < tile_begin ? ctas : 0);
+                };
+                Out::combine(sums, p.y, p.bias, p.partials, p.arrivals + tile, cta - first_cta, count, slot, m0, n0,
+                             p.m, p.n, scale);
+            }
+            at += last - first;
+        } while (kStriped && at < end);
+    }
+
+    // Adds up stages [first, last) of one tile and leaves the sums of its warps in shared memory.
+    __device__ __forceinline__ static u32* accumulate(const Arguments& p, int m0, int n0, int first, int last) {
         extern __shared__ __align__(128) char shared_memory[];
         const u32 shared = shared_address(shared_memory);
         const int lane = static_cast<int>(threadIdx.x) % kWarpSize, warp = static_cast<int>(threadIdx.x) / kWarpSize;
         const int warp_n = warp / kWarpsK, warp_k = warp % kWarpsK;
 
-        // Tiles of one strip of weights follow each other, so that they meet in L2.
-        const int m_tiles = (m + kBlockM - 1) / kBlockM, n_tiles = (n + kBlockN - 1) / kBlockN;
-        const int tile = static_cast<int>(blockIdx.x) % (m_tiles * n_tiles);
-        const int split = static_cast<int>(blockIdx.x) / (m_tiles * n_tiles);
-        const int m0 = tile % m_tiles * kBlockM, n0 = tile / m_tiles * kBlockN;
-
-        const int units = (k + kUnitK - 1) / kUnitK, groups = kPerColumn ? 1 : (k + kGroup - 1) / max_of(kGroup, 1);
-        const int last_strip = (n + 15) / 16 - 1, strip0 = n0 / 16 + warp_n * kStrips;
-        const int stages = (k + kBlockK - 1) / kBlockK;  // of the whole K
-        const int stages_a_split = (stages + splits - 1) / splits;
-        const int first = min(split * stages_a_split, stages), last = min(first + stages_a_split, stages);
+        const int units = (p.k + kUnitK - 1) / kUnitK;
+        const int groups = kPerColumn ? 1 : (p.k + kGroup - 1) / max_of(kGroup, 1);
+        const int last_strip = (p.n + 15) / 16 - 1, strip0 = n0 / 16 + warp_n * kStrips;
         const int k0 = first * kBlockK, k_warp = k0 + warp_k * kWarpK;
 
-        X x_tile(x + static_cast<long long>(m0) * row_stride, m - m0, k, k0, row_stride);
-        Weights weight_units(weights, strip0, last_strip, units, k_warp / kUnitK, lane);
-        Groups<2> scale_groups(scales, strip0, last_strip, groups, k_warp, lane);
-        Groups<1> zero_groups(zeros, strip0, last_strip, groups, k_warp, lane);
+        X x_tile(p.x + static_cast<long long>(m0) * p.row_stride, p.m - m0, p.k, k0, p.row_stride);
+        Weights weight_units(p.weights, strip0, last_strip, units, k_warp / kUnitK, lane);
+        Groups<2> scale_groups(p.scales, strip0, last_strip, groups, k_warp, lane);
+        Groups<1> zero_groups(p.zeros, strip0, last_strip, groups, k_warp, lane);
         const u64 policy = evict_first_policy();
 
         const u32 weights_to = kWeightsAt + warp * kWarpWeightBytes + lane * 16;
@@ -225,7 +260,7 @@ struct W4A16 {
             zero[s] = Code::symmetric();
             if constexpr (kPerColumn && kHasZeros) {
                 const int strip = min(strip0 + s, last_strip);
-                zero[s] = Code::zero(reinterpret_cast<const u16*>(zeros)[strip * 8 + lane / 4]);
+                zero[s] = Code::zero(reinterpret_cast<const u16*>(p.zeros)[strip * 8 + lane / 4]);
             }
         }
 
@@ -263,7 +298,7 @@ struct W4A16 {
             if constexpr (kPerColumn) {
                 const int strip = min(strip0 + s, last_strip);
                 float low, high;
-                scales_to_float<S>(reinterpret_cast<const u32*>(scales)[strip * 8 + lane / 4], low, high);
+                scales_to_float<S>(reinterpret_cast<const u32*>(p.scales)[strip * 8 + lane / 4], low, high);
 #pragma unroll
                 for (int j = 0; j < kTokens; ++j) {
                     sums[s][j][0] *= low;
@@ -277,8 +312,7 @@ struct W4A16 {
                 Out::put(tile_sums, warp_k, (warp_n * kStrips + s) * 16, j * 8, lane, sums[s][j]);
             }
         }
-        Out::run(tile_sums, y, bias, partials, arrivals, tile, split, splits, m0, n0, m, n,
-                 [](int, int, float sum) { return sum; });
+        return tile_sums;
     }
 
     // One stage of one warp.

@@ -15,6 +15,7 @@ from .dequant import DequantConfig
 from .problem import NUMPY_DTYPES, Problem
 from .quantize_activations import QuantizeActivationsConfig
 from .w4a16 import W4A16Config
+from .w8a8 import W8A8Config
 
 NULL = np.uint64(0)
 """A null pointer: an argument that this launch does not have."""
@@ -96,8 +97,7 @@ def call(
     _check_weight(prob, qw)
     if isinstance(cfg, DequantConfig):
         return _dequant(cfg, prob, qw, out)
-    fused_w4 = isinstance(cfg, W4A16Config)
-    if fused_w4 != prob.weight_only:
+    if not isinstance(cfg, W4A16Config if prob.weight_only else W8A8Config):
         raise IllegalConfig(f"cfg: the {cfg.family} kernel does not compute {prob.op}")
     xp, _ = common_namespace(x=x, packed=qw.packed, bias=bias, x_scale=x_scale, out=out)
     launch = cfg.launch(prob)
@@ -106,15 +106,14 @@ def call(
         _expect("bias", bias, (prob.n,), NUMPY_DTYPES[prob.dtype])
         bias = xp.ascontiguousarray(bias)
     partials, arrivals = _workspace(xp, launch, workspace)
-    tail = (y, NULL if bias is None else bias, partials, arrivals, *map(np.int32, (prob.m, prob.n, prob.k)))
-    splits = np.int32(getattr(cfg, "split_k", 1))
-    if fused_w4:
+    results = (y, NULL if bias is None else bias, partials, arrivals)
+    if isinstance(cfg, W4A16Config):
         _expect("x", x, (prob.m, prob.k), NUMPY_DTYPES[prob.dtype])
         if qw.perm is not None:
             x = xp.take(x, qw.perm, axis=1)
         x, stride = _rows(xp, x, 16 if prob.k % 8 == 0 else 2)
         zeros = NULL if qw.zeros is None else qw.zeros
-        args = (qw.packed, qw.scales, zeros, x, *tail, np.int32(stride), splits)
+        args = (qw.packed, qw.scales, zeros, x, *results, *cfg.scalars(prob, stride))
     else:
         if x_scale is None:
             raise ShapeError(
@@ -123,7 +122,7 @@ def call(
         codes = _codes(xp, prob, x)
         scales = xp.ascontiguousarray(x_scale, dtype=np.float32).reshape(-1)
         _expect("x_scale", scales, (prob.m,), np.dtype(np.float32))
-        args = (qw.packed, qw.scales, codes, scales, *tail, np.int32(codes.shape[1]), splits)
+        args = (qw.packed, qw.scales, codes, scales, *results, *cfg.scalars(prob, codes.shape[1]))
     return Call(cfg.entry(prob), args, y, launch.grid, launch.block, launch.shared_bytes)
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
 
+import numpy as np
+
 from .config import (
     CPP_TYPES,
     MAX_GRID,
@@ -34,6 +36,7 @@ WARP_K = (64, 128)
 STAGES = (2, 3, 4, 5, 6, 8)
 SPLIT_K = (1, 2, 3, 4, 6, 8, 12, 16)
 SCALE = ("sums", "weights")
+MAX_STRIPES = 65535
 
 # What a lane holds beside accumulators, fragments and scales: addresses, loop state, values in flight.
 _OTHER_REGISTERS = 76
@@ -60,6 +63,9 @@ class W4A16Config(Config):
     scale : str
         "sums": scales multiply the fp32 sums of each group (more exact, more registers); "weights": they multiply the
         weights in 16 bits as these are dequantized.
+    ctas : int
+        0: each tile has `split_k` CTAs. Otherwise the size of the grid: stripes, each CTA walks an equal share of all
+        tiles' stages, and parts of a tile are added as with split-K; `split_k` must be 1.
     """
 
     block_m: int = 16
@@ -70,6 +76,7 @@ class W4A16Config(Config):
     stages: int = 4
     split_k: int = 1
     scale: str = "sums"
+    ctas: int = 0
 
     family: ClassVar[str] = "w4a16_mma"
     template: ClassVar[str] = "w4a16_mma.cu"
@@ -168,11 +175,31 @@ class W4A16Config(Config):
         if registers > limit:
             yield f"needs about {registers} registers a thread; a block of {self.threads} threads leaves {limit}"
         yield from shared_reason(self.shared_bytes(prob), device)
-        k_tiles = self.k_tiles(prob)
-        if self.split_k > 1 and (self.split_k - 1) * ceil_div(k_tiles, self.split_k) >= k_tiles:
+        yield from self._grid_reasons(prob)
+
+    def _grid_reasons(self, prob: Problem) -> Iterable[str]:
+        tiles, k_tiles = self.tiles(prob), self.k_tiles(prob)
+        if self.split_k > k_tiles:
             yield idle_split(self.split_k, k_tiles, self.block_k)
-        if self.tiles(prob) * self.split_k > MAX_GRID:
-            yield f"needs {self.tiles(prob) * self.split_k} blocks; a grid has at most {MAX_GRID}"
+        if isinstance(self.ctas, bool) or not isinstance(self.ctas, int) or not 0 <= self.ctas <= MAX_STRIPES:
+            yield f"ctas={self.ctas!r} is no count from 0 to {MAX_STRIPES}"
+        elif self.ctas and self.split_k > 1:
+            yield f"ctas={self.ctas} shares all tiles' stages, so split_k={self.split_k} has no meaning; it must be 1"
+        elif self.ctas > max(1, tiles * k_tiles):
+            yield f"ctas={self.ctas} leaves CTAs without work: {tiles} tiles have {k_tiles} stages each"
+        if tiles * max(self.split_k, k_tiles) > MAX_GRID:
+            yield f"{tiles} tiles of {k_tiles} stages are more than a grid can count, {MAX_GRID}"
+
+    def _stripes(self, prob: Problem) -> tuple[int, int, int]:
+        """CTAs of a period, stages of each, and how many have one more (`kernels_cu/stripes.cuh`)."""
+        ctas, stages = self.split_k, self.k_tiles(prob)
+        if self.ctas:
+            ctas, stages = self.ctas, stages * self.tiles(prob)
+        return ctas, stages // ctas, stages % ctas
+
+    def scalars(self, prob: Problem, row_stride: int) -> tuple[np.int32, ...]:
+        """The kernel's arguments after its pointers."""
+        return tuple(map(np.int32, (prob.m, prob.n, prob.k, row_stride, *self._stripes(prob))))
 
     def entry(self, prob: Problem) -> str:
         """Name of the kernel's entry function."""
@@ -183,7 +210,7 @@ class W4A16Config(Config):
         edges += "" if prob.n % 4 == 0 else "_ragged_n"
         return (
             f"cupyq_{prob.op}_m{self.block_m}_s{self.strips}_n{self.warps_n}_k{self.warps_k}x{self.warp_k}_p{self.stages}"
-            f"_{'weights' if self._scales_weights(prob) else 'sums'}_g{group}_{zeros}_{types}{edges}"
+            f"{'_stripes' if self.ctas else ''}_{'weights' if self._scales_weights(prob) else 'sums'}_g{group}_{zeros}_{types}{edges}"
         )
 
     def instance(self, prob: Problem) -> str:
@@ -203,22 +230,26 @@ class W4A16Config(Config):
             cpp_bool(self._scales_weights(prob)),
             cpp_bool(_aligned(prob)),
             cpp_bool(self._whole(prob)),
+            cpp_bool(self.ctas > 0),
             4 if prob.n % 4 == 0 else 1,
         )
         return f"""
 using Kernel = W4A16<{", ".join(map(str, arguments))}>;
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads) {self.entry(prob)}(
     const char* weights, const char* scales, const char* zeros, const u16* x, u16* y, const u16* bias, u32* partials,
-    u32* arrivals, int m, int n, int k, int row_stride, int splits) {{
-    Kernel::run(weights, scales, zeros, x, y, bias, partials, arrivals, m, n, k, row_stride, splits);
+    u32* arrivals, int m, int n, int k, int row_stride, int period_ctas, int share, int extra) {{
+    Kernel::run({{weights, scales, zeros, x, y, bias, partials, arrivals, m, n, k, row_stride,
+                 {{period_ctas, share, extra}}}});
 }}
 """
 
     def launch(self, prob: Problem) -> Launch:
         """Launch geometry for `prob`."""
         tiles = self.tiles(prob)
-        partial_words = tiles * self.split_k * self.block_m * self.block_n if self.split_k > 1 else 0
-        return Launch((tiles * self.split_k, 1, 1), (self.threads, 1, 1), self.shared_bytes(prob), partial_words, tiles)
+        ctas = self.ctas or tiles * self.split_k
+        parts = 2 * ctas if self.ctas else ctas if self.split_k > 1 else 0  # a stripe may end in a second tile
+        words = parts * self.block_m * self.block_n
+        return Launch((ctas, 1, 1), (self.threads, 1, 1), self.shared_bytes(prob), words, tiles)
 
 
 _FIELDS = {

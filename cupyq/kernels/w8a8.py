@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
 
+import numpy as np
+
 from .config import (
     CPP_TYPES,
     MAX_GRID,
@@ -157,6 +159,10 @@ class W8A8Config(Config):
             yield idle_split(self.split_k, k_tiles, self.block_k)
         if self.tiles(prob) * self.split_k > MAX_GRID:
             yield f"needs {self.tiles(prob) * self.split_k} blocks; a grid has at most {MAX_GRID}"
+
+    def scalars(self, prob: Problem, row_stride: int) -> tuple[np.int32, ...]:
+        """The kernel's arguments after its pointers."""
+        return tuple(map(np.int32, (prob.m, prob.n, prob.k, row_stride, self.split_k)))
 
     def entry(self, prob: Problem) -> str:
         """Name of the kernel's entry function."""
