@@ -248,7 +248,10 @@ class Machine:
                 self._settle(g, result)
             elif type(result) is Goto:
                 self._settle(g, result.pcs)
-            elif result is PARK or result is BLOCKED:
+            elif result is PARK:
+                self._settle(g, pc + done)
+                self._gather(g, pc + done)
+            elif result is BLOCKED:
                 self._settle(g, pc + done)
             else:
                 self._exit(g, result.mask, pc + done)
@@ -340,10 +343,21 @@ class Machine:
                 self.parked[rows] &= ~mask
         return Group(self, rows, None if mask.all() else mask)
 
-    def park(self, g: Group, missing: np.ndarray) -> None:
-        """Lanes of the group's warps named by `missing` wait for other lanes of their warp."""
+    def park(self, g: Group, missing: np.ndarray, index: int) -> None:
+        """Lanes of the group's warps named by `missing` wait for other lanes of their warp at instruction `index`.
+
+        Where others wait there already, nobody does: they look again together, and wait together if some still miss.
+        """
         rows = g.warps[missing]
-        self.parked[rows] |= True if g.mask is None else g.mask[missing]
+        there = self.parked[rows] & (self.lane_pc[rows] == index)
+        alone = ~there.any(1)
+        self.parked[rows] &= ~there
+        self.parked[rows[alone]] |= True if g.mask is None else g.mask[missing][alone]
+
+    def _gather(self, g: Group, pc: int) -> None:
+        """Wake warps whose lanes have all come to `pc`, some by another way: they go on together."""
+        together = ((self.lane_pc[g.warps] == pc) | (self.lane_pc[g.warps] == EXITED)).all(1)
+        self.parked[g.warps[together]] = False
 
     def polled(self, g: Group) -> None:
         """The group looked at something another warp may change."""
