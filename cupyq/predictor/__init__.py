@@ -1,0 +1,24 @@
+"""Predicted times of kernels and of whole paths, with no GPU: `predict` and `predict_profile`.
+
+A prediction is never a measurement: it says ``predicted`` wherever it is shown. docs/prediction.md holds the formula,
+the constants and how far they are off on published curves.
+"""
+
+from .constants import CONSTANTS, Constants
+from .dense import dense
+from .model import occupancy, predict_profile
+from .paths import PATHS, predict, profile
+from .profile import Prediction, Profile
+
+__all__ = [
+    "CONSTANTS",
+    "PATHS",
+    "Constants",
+    "Prediction",
+    "Profile",
+    "dense",
+    "occupancy",
+    "predict",
+    "predict_profile",
+    "profile",
+]
