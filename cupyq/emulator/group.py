@@ -124,7 +124,7 @@ class Group:
             missing = np.zeros(self.n, bool)
         if not missing.any():
             return True
-        self.m.park(self, missing)
+        self.m.park(self, missing, ins.index)
         return False
 
 

@@ -248,10 +248,7 @@ class Machine:
                 self._settle(g, result)
             elif type(result) is Goto:
                 self._settle(g, result.pcs)
-            elif result is PARK:
-                self._settle(g, pc + done)
-                self._gather(g, pc + done)
-            elif result is BLOCKED:
+            elif result is PARK or result is BLOCKED:
                 self._settle(g, pc + done)
             else:
                 self._exit(g, result.mask, pc + done)
@@ -353,11 +350,6 @@ class Machine:
         alone = ~there.any(1)
         self.parked[rows] &= ~there
         self.parked[rows[alone]] |= True if g.mask is None else g.mask[missing][alone]
-
-    def _gather(self, g: Group, pc: int) -> None:
-        """Wake warps whose lanes have all come to `pc`, some by another way: they go on together."""
-        together = ((self.lane_pc[g.warps] == pc) | (self.lane_pc[g.warps] == EXITED)).all(1)
-        self.parked[g.warps[together]] = False
 
     def polled(self, g: Group) -> None:
         """The group looked at something another warp may change."""

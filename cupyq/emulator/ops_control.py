@@ -310,7 +310,7 @@ def check_members(g: Any, ins: Ins, named: np.ndarray | None, active: np.ndarray
                 int(acting[row].argmax()),
             )
         return True
-    g.m.park(g, missing)
+    g.m.park(g, missing, ins.index)
     return False
 
 
