@@ -143,7 +143,7 @@ def test_zero_points_are_subtracted_before_scaling():
         assert (run.out == -scale).all()
 
 
-@pytest.mark.parametrize("zero", [0, 1, 15, 16])
+@pytest.mark.parametrize("zero", [0, 1, 15])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_code_with_extreme_zero_points(zero, dtype):
     codes = np.tile(np.arange(16, dtype=np.uint8)[:, None], (4, 16))

@@ -235,7 +235,7 @@ class W4A16Config(Config):
         )
         return f"""
 using Kernel = W4A16<{", ".join(map(str, arguments))}>;
-extern "C" __global__ void __launch_bounds__(Kernel::kThreads) {self.entry(prob)}(
+extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) {self.entry(prob)}(
     const char* weights, const char* scales, const char* zeros, const u16* x, u16* y, const u16* bias, u32* partials,
     u32* arrivals, int m, int n, int k, int row_stride, int period_ctas, int share, int extra) {{
     Kernel::run({{weights, scales, zeros, x, y, bias, partials, arrivals, m, n, k, row_stride,
