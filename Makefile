@@ -63,7 +63,7 @@ test-all: $(TEST_STAMP)  ## every test that this machine can run
 	@$(PY) -m pytest -n $(JOBS) -m "$(NOT_GPU)" $(ARGS)
 
 lint: $(LINT_STAMP)  ## ruff, mypy and clang-format, changing nothing
-	@$(PY) -m ruff check .
+	@$(PY) -m ruff check --output-format concise .
 	@$(PY) -m ruff format --check --quiet . || { echo "not formatted: make format"; $(PY) -m ruff format --diff . ; exit 1; }
 	@$(VENV)/bin/clang-format --dry-run -Werror kernels_cu/*.cu kernels_cu/*.cuh
 	@$(TYPES_TREE)
