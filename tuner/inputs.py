@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,29 +45,28 @@ class Inputs:
         return self.x if self.codes is None else self.codes
 
 
-def small_problem(cfg: Config, problem: Problem) -> Problem:
-    """Return the smallest problem on which `cfg` meets everything that it meets on `problem`.
+def small_launch(cfg: Config, problem: Problem) -> tuple[Config, Problem]:
+    """Return the smallest launch of the same kernel that meets everything `cfg` meets on `problem`.
 
     Tokens and output features: one whole tile and a ragged one, so that interior and edge code both run; N keeps the
-    divisibility by 4 that selects the kernel's instance. K: the real one, unless it is so long that the pipeline goes
-    round more than once in each split; then as many stages as that takes, with the real K's remainder in the last.
+    divisibility that selects the kernel's instance. K: the real one, unless it is so long that the pipeline goes round
+    more than once in each split; then as many stages as that takes, with the real K's remainder in the last. A grid of
+    stripes is cut to five, which then cross the borders of the four tiles.
     """
-    ragged_n = 20 if problem.n % 4 == 0 else 21
     if isinstance(cfg, DequantConfig):
         stage, least = 64 * cfg.units, 3
-        n = 16 * cfg.warps + (24 if problem.n % 8 == 0 else 21)
-        m = 1
+        m, n = 1, 16 * cfg.warps + (24 if problem.n % 8 == 0 else 21)
     else:
         stage = cfg.block_k  # type: ignore[attr-defined]
         least = cfg.split_k * (cfg.stages + 2)  # type: ignore[attr-defined]
-        n = cfg.block_n + ragged_n  # type: ignore[attr-defined]
         m = cfg.block_m + 3  # type: ignore[attr-defined]
+        n = cfg.block_n + (20 if problem.n % 4 == 0 else 21)  # type: ignore[attr-defined]
+        if getattr(cfg, "ctas", 0):
+            cfg = replace(cfg, ctas=min(cfg.ctas, 5))  # type: ignore[attr-defined, type-var]
     k = problem.k
     if -(-k // stage) > least:
         k = (least - 1) * stage + (k % stage or stage)
-    return Problem(
-        problem.op, m, n, k, problem.group_size, problem.symmetric, problem.dtype, problem.scale_dtype
-    )  # fmt: skip
+    return cfg, replace(problem, m=m, n=n, k=k)
 
 
 def adversarial(problem: Problem, seed: int = 0) -> Inputs:
@@ -87,7 +86,7 @@ def adversarial(problem: Problem, seed: int = 0) -> Inputs:
     x = x.astype(dtype)
     bias = (rng.standard_normal(n) * 0.5).astype(dtype)
     codes = x_scale = None
-    if problem.op != "w4a16":
+    if problem.op in reference.LARGEST_CODE:
         codes, x_scale = reference.quantize_activations(x, problem.op)
     return Inputs(problem, qw, x, codes, x_scale, bias)
 

@@ -120,17 +120,20 @@ class ProblemTuner:
     def _settled(self, past: Sequence[Past]) -> ProblemResult | None:
         """Return the result of an earlier run that leaves nothing to do."""
         tried = [p for p in past if p.phase == "search"]
-        exhausted = len({p.key for p in tried}) >= min(self.trials, len(self.space))
-        chosen = [p for p in past if p.chosen and p.verified and p.candidate in self.space]
-        if not (exhausted and chosen and self.settings.verify):
+        count = len({p.key for p in tried})
+        exhausted = count >= self.trials or (self.space.small and count >= len(self.space))
+        usable = [p for p in past if p.verified or (p.outcome.ok and not self.settings.verify)]
+        chosen = [p for p in usable if p.chosen and p.candidate and self.space.refusal(p.candidate) is None]
+        if not (exhausted and chosen):
             return None
         result = self.result
+        for path in {p.candidate.path for p in usable if p.candidate}:
+            ways = [p for p in usable if p.candidate and p.candidate.path == path and p.phase != "check"]
+            best = min(ways, key=lambda p: (not p.chosen, p.phase != "final", p.outcome.time_us or 0.0), default=None)
+            if best is not None:
+                result.by_path[path] = _choice(best)
         for entry in past:
-            if entry.verified and entry.candidate is not None:
-                best = result.by_path.get(entry.candidate.path)
-                if best is None or entry.chosen or (entry.phase == "final" and best.row_id not in _ids(chosen)):
-                    result.by_path[entry.candidate.path] = _choice(entry)
-            if entry.candidate == self.space.default and entry.outcome.ok:
+            if entry.candidate == self.space.default and entry.outcome.ok and entry.phase != "check":
                 result.default = entry.outcome
         result.trials = len(tried)
         result.states = Counter(entry.outcome.state for entry in tried)
@@ -295,7 +298,9 @@ class ProblemTuner:
         return self.result
 
     def _check_lower_end(self, winner: Choice) -> None:
-        """Look at the winner at the band's lower end too; `Space.refusal` has seen that it is legal there."""
+        """Measure the winner at the band's lower end too; `Space.refusal` has seen that it is legal there."""
+        if self.objective.source == "predicted":
+            return  # the model of the upper end would only be asked again
         lower = self.problem.with_m(bands.lower_end(bands.of(self.problem.m)))
         if lower.m == self.problem.m or winner.candidate.key in self._checked:
             return
@@ -310,8 +315,5 @@ class ProblemTuner:
 
 def _choice(entry: Past) -> Choice:
     assert entry.candidate is not None  # only entries with one are asked
-    return Choice(entry.candidate, entry.outcome, Verification(True, entry.error, None, "earlier"), entry.row_id)
-
-
-def _ids(entries: Iterable[Past]) -> set[int]:
-    return {entry.row_id for entry in entries}
+    verification = Verification(True, entry.error, None, "earlier") if entry.verified else None
+    return Choice(entry.candidate, entry.outcome, verification, entry.row_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -62,10 +63,11 @@ class Space:
         cfg = kernels.default(self.problem, self.device)
         return Candidate("fused", cfg) if kernels.check(cfg, self.problem, self.device) is None else None
 
-    @property
+    @functools.cached_property
     def small(self) -> bool:
         """Whether the fused space is swept whole."""
-        return len(self.fused) <= SWEEP_LIMIT
+        legal = kernels.configs(self.problem, self.device)
+        return next(itertools.islice(legal, SWEEP_LIMIT, None), None) is None  # without counting a large one to its end
 
     def __len__(self) -> int:
         return len(self.fused) + len(self.dequant) + 1
@@ -101,7 +103,7 @@ class Space:
 
     def require_fused(self) -> None:
         """Raise TuningError with the kernel's own reason when no fused config is legal."""
-        if not self.fused:
+        if next(kernels.configs(self.problem, self.device), None) is None:
             cfg = kernels.default(self.problem, self.device)
             reason = kernels.check(cfg, self.problem, self.device)
             raise TuningError(f"no kernel of {self.problem.op} runs on {self.device.name}: {reason}")

@@ -18,7 +18,7 @@ from cupyq.errors import ArgumentError, CupyqError, NotInstalled, VerificationEr
 from cupyq.kernels.call import pointer
 
 from .candidate import Candidate, from_row, source_hash
-from .inputs import GUARD, Inputs, adversarial, guarded, small_problem
+from .inputs import GUARD, Inputs, adversarial, guarded, small_launch
 
 ACCUMULATOR_BITS = {(8, 9): 14, (9, 0): 14}
 """Significant bits that fp8 tensor cores keep on these GPUs; the emulator, and newer GPUs, keep all 24."""
@@ -80,8 +80,8 @@ class Verifier:
     def verify(self, candidate: Candidate, problem: kernels.Problem) -> Verification:
         """Return whether the candidate computes `problem` rightly.
 
-        M and N are reduced, K too where it is long (`inputs.small_problem`), so problems share verifications:
-        the key is the kernel's source, its config, and the small problem.
+        M and N are reduced, K too where it is long (`inputs.small_launch`), so problems share verifications:
+        the key is the kernel's source and the small launch.
 
         Raises
         ------
@@ -91,10 +91,10 @@ class Verifier:
         cfg = candidate.config
         if cfg is None:
             return Verification(True, None, None, "not needed")
-        small = small_problem(cfg, problem)
-        key = (source_hash(candidate, problem), cfg, small, self.device.arch)
+        small = small_launch(cfg, problem)
+        key = (source_hash(candidate, problem), *small, self.device.arch)
         if key not in self._known:
-            self._known[key] = self._verify(cfg, small)
+            self._known[key] = self._verify(*small)
         return self._known[key]
 
     def _verify(self, cfg: kernels.Config, problem: kernels.Problem) -> Verification:
