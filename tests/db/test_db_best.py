@@ -28,6 +28,7 @@ def test_one_whole_row(fresh_db, add):
     add(12.0, tile=2)
     add(None, tile=3, state="failed", verified=False)
     add(40.0, path="fp16", config=None)
+    add(None, tile=4, state="running", verified=False)
     assert plain_sqlite(fresh_db) == [
         {
             "device": "h100-sxm", "compute_capability": "9.0", "op": "w4a16", "dtype": "float16", "n": 4096, "k": 8192,

@@ -83,6 +83,12 @@ def test_crossover_never_compares_a_prediction_with_a_measurement(fresh_db, add)
     assert (row["source"], row["crossover"], row["other_us"]) == ("predicted", 16, 1.0)
 
 
+def test_crossover_compares_equal_batches_only(fresh_db, add):
+    add(10.0, problem=PROBLEM.with_m(16))
+    add(1.0, path="fp16", problem=PROBLEM.with_m(9))
+    assert fresh_db.crossover() == []
+
+
 def test_one_fp16_row_serves_every_group_size_but_a_dequant_row_does_not(fresh_db, add):
     for group_size in (32, 128):
         add(10.0, problem=dataclasses.replace(PROBLEM, group_size=group_size))

@@ -67,9 +67,9 @@ def test_numpy_integers_in_a_problem_are_the_same_problem(fresh_db):
 
 @pytest.mark.parametrize("time_us", [float("nan"), float("inf"), -float("inf"), 0.0, -1.0, np.float32("nan"), None])
 def test_a_time_that_is_none_fails_the_trial_and_is_null(fresh_db, add, time_us):
-    add(time_us)
+    add(time_us, chosen=True)
     (row,) = fresh_db.trials()
-    assert (row["state"], row["time_us"], fresh_db.best()) == ("failed", None, [])
+    assert (row["state"], row["time_us"], row["chosen"], fresh_db.best()) == ("failed", None, False, [])
     assert row["reason"] == f"the time is {time_us}, not a positive finite number of microseconds"
 
 
@@ -172,17 +172,18 @@ def test_threads_share_a_store(fresh_db, add):
     assert len(fresh_db.trials()) == 160
 
 
-def _add_in_child(add, queue):
+def _add_in_child(store, add, queue):
+    inherited = store._db
     add(3.0)
-    queue.put("done")
+    queue.put(store._db is inherited)
 
 
 def test_a_forked_process_opens_the_file_anew(fresh_db, add):
     add(4.0)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    child = context.Process(target=_add_in_child, args=(add, queue))
+    child = context.Process(target=_add_in_child, args=(fresh_db, add, queue))
     child.start()
-    assert queue.get(timeout=60) == "done"
+    assert queue.get(timeout=60) is False
     child.join()
     assert sorted(row["time_us"] for row in fresh_db.trials()) == [3.0, 4.0]
