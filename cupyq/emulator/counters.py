@@ -11,16 +11,42 @@ from .syntax import Ins
 
 # Class of an instruction by the first part of its opcode; what is not here is "other".
 CLASS = {
-    **dict.fromkeys(["add", "sub", "mul", "mad", "div", "rem", "min", "max", "neg", "abs", "mul24", "mad24", "sad", "dp4a", "dp2a"], "integer"),
     **dict.fromkeys(
-        ["and", "or", "xor", "not", "cnot", "lop3", "prmt", "bfe", "bfi", "bfind", "shl", "shr", "shf", "popc", "clz", "brev", "bmsk", "szext", "fns"], "logic"
+        ["add", "sub", "mul", "mad", "div", "rem", "min", "max", "neg", "abs", "mul24", "mad24", "sad", "dp4a", "dp2a"],
+        "integer",
+    ),
+    **dict.fromkeys(
+        [
+            "and",
+            "or",
+            "xor",
+            "not",
+            "cnot",
+            "lop3",
+            "prmt",
+            "bfe",
+            "bfi",
+            "bfind",
+            "shl",
+            "shr",
+            "shf",
+            "popc",
+            "clz",
+            "brev",
+            "bmsk",
+            "szext",
+            "fns",
+        ],
+        "logic",
     ),
     **dict.fromkeys(["fma", "ex2", "lg2", "sin", "cos", "tanh", "rcp", "rsqrt", "sqrt", "copysign", "testp"], "float"),
     **dict.fromkeys(["set", "setp", "selp", "slct"], "predicate"),
     **dict.fromkeys(["mov", "cvta", "isspacep", "mapa", "getctarank"], "move"),
     "cvt": "convert",
     **dict.fromkeys(["bra", "brx", "ret", "exit", "trap"], "control"),
-    **dict.fromkeys(["bar", "barrier", "membar", "fence", "mbarrier", "griddepcontrol", "setmaxnreg", "nanosleep"], "sync"),
+    **dict.fromkeys(
+        ["bar", "barrier", "membar", "fence", "mbarrier", "griddepcontrol", "setmaxnreg", "nanosleep"], "sync"
+    ),
     **dict.fromkeys(["shfl", "vote", "redux", "match", "activemask", "elect"], "warp"),
     **dict.fromkeys(["mma", "wgmma"], "tensor"),
     **dict.fromkeys(["ldmatrix", "stmatrix", "movmatrix"], "matrix"),

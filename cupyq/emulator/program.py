@@ -15,7 +15,35 @@ from .syntax import Imm, Ins, Mem, Neg, Pair, Reg, Sink, Sym, Variable, Vec
 
 # Opcodes whose first operand is no destination.
 NO_DESTINATION = frozenset(
-    ["st", "red", "bar", "barrier", "membar", "fence", "cp", "bra", "brx", "ret", "exit", "trap", "brkpt", "prefetch", "prefetchu", "setmaxnreg", "griddepcontrol", "stmatrix", "discard", "applypriority", "nanosleep", "call", "pmevent", "tensormap", "wgmma", "mbarrier", "multimem"]
+    [
+        "st",
+        "red",
+        "bar",
+        "barrier",
+        "membar",
+        "fence",
+        "cp",
+        "bra",
+        "brx",
+        "ret",
+        "exit",
+        "trap",
+        "brkpt",
+        "prefetch",
+        "prefetchu",
+        "setmaxnreg",
+        "griddepcontrol",
+        "stmatrix",
+        "discard",
+        "applypriority",
+        "nanosleep",
+        "call",
+        "pmevent",
+        "tensormap",
+        "wgmma",
+        "mbarrier",
+        "multimem",
+    ]
 )
 CONTROL = frozenset(("bra", "brx", "ret", "exit", "trap"))
 MAX_INLINE = 200_000  # instructions after expanding calls
