@@ -57,50 +57,69 @@ class Scratch:
         self._lock = threading.Lock()
 
     def get(self, name: str, shape: tuple[int, ...], dtype: Any, zero: bool = False) -> Array:
-        """Return a buffer of at least this shape's size for the current device and stream, shaped so.
+        """Return a buffer of this shape for the current device and stream.
 
         Parameters
         ----------
         name : str
             What it is for; buffers of different names do not overlap.
         shape, dtype
-            Of the array returned.
+            Of the array returned. A larger buffer of the same name and dtype serves smaller shapes.
         zero : bool
             Zeros when it is made; launches leave it as zeros.
         """
+        place = self.place()
+        if place is None:
+            return self._kept(shape, dtype, zero)
+        size = math.prod(shape)
+        return self._buffer((*place, name, np.dtype(dtype)), size, dtype, zero)[:size].reshape(shape)
+
+    def workspace(self, partial_words: int, tiles: int) -> tuple[Array, Array]:
+        """Return (partials, arrivals) of a launch that shares tiles among CTAs: uint32, of at least these sizes."""
+        place = self.place()
+        if place is None:
+            return self._kept((partial_words,), np.uint32), self._kept((tiles,), np.uint32, zero=True)
+        return (
+            self._buffer((*place, "partials"), partial_words, np.uint32),
+            self._buffer((*place, "arrivals"), tiles, np.uint32, zero=True),
+        )
+
+    def place(self) -> tuple[int, ...] | None:
+        """Return what tells the current device and stream from any other, or None while the stream is captured."""
         import cupy
 
         stream = cupy.cuda.get_current_stream()
-        make = cupy.zeros if zero else cupy.empty
-        if _capturing(stream):
-            fresh = make(shape, dtype)
-            self._captured.append(fresh)
-            return fresh
-        thread = threading.get_ident() if stream.ptr == _PER_THREAD_STREAM else 0
-        key = (name, np.dtype(dtype), cupy.cuda.runtime.getDevice(), stream.ptr, thread)
-        size = math.prod(shape)
+        handle = stream.ptr  # 0 and 1: the default stream, which cannot be captured, nor be asked during captures
+        if handle > 1 and stream.is_capturing():
+            return None
+        device = cupy.cuda.runtime.getDevice()
+        return (device, handle, threading.get_ident()) if handle == _PER_THREAD_STREAM else (device, handle)
+
+    def _buffer(self, key: tuple[Any, ...], size: int, dtype: Any, zero: bool = False) -> Array:
         buffer = self._buffers.get(key)
         if buffer is None or buffer.size < size:
+            import cupy
+
             with self._lock:
-                self._buffers[key] = buffer = make((size,), dtype)
-        return buffer[:size].reshape(shape)
+                self._buffers[key] = buffer = (cupy.zeros if zero else cupy.empty)((size,), dtype)
+        return buffer
+
+    def _kept(self, shape: tuple[int, ...], dtype: Any, zero: bool = False) -> Array:
+        import cupy
+
+        fresh = (cupy.zeros if zero else cupy.empty)(shape, dtype)
+        self._captured.append(fresh)
+        return fresh
 
     def keep(self, *arrays: Any) -> None:
         """Keep temporary arrays for good if the current stream is being captured: the graph holds their addresses."""
-        import cupy
-
-        if _capturing(cupy.cuda.get_current_stream()):
+        if self.place() is None:
             self._captured.extend(arrays)
 
     def clear(self) -> None:
         """Give up every buffer, those of captured graphs excepted."""
         with self._lock:
             self._buffers.clear()
-
-
-def _capturing(stream: Any) -> bool:
-    # The legacy default stream cannot be captured, and may not even be asked while another stream is.
-    return stream.ptr > 1 and stream.is_capturing()
 
 
 scratch = Scratch()
@@ -115,16 +134,16 @@ class _Step:
     def __init__(self, cfg: kernels.Config, problem: Problem, call: kernels.Call, changing: dict[str, Array]) -> None:
         self.kernel = compiler.load(cfg, problem)
         self.grid, self.block, self.shared = call.grid, call.block, call.shared_bytes
-        self._args = list(call.args)
+        self.args = list(call.args)
         addresses = {pointer(a): i for i, a in enumerate(call.args) if not isinstance(a, np.generic)}
-        self._places = {name: addresses[pointer(array)] for name, array in changing.items()}
-        for place in self._places.values():
-            self._args[place] = None  # lets go of what only stood in for the real array
+        self.places = {name: addresses[pointer(array)] for name, array in changing.items()}
+        for place in self.places.values():
+            self.args[place] = None  # lets go of what only stood in for the real array
 
     def __call__(self, **arrays: Array) -> None:
-        args = self._args.copy()
+        args = self.args.copy()
         for name, array in arrays.items():
-            args[self._places[name]] = array
+            args[self.places[name]] = array
         self.kernel(self.grid, self.block, tuple(args), shared_mem=self.shared)
 
 
@@ -133,17 +152,13 @@ def _sketch(cupy: Any, shape: tuple[int, ...], dtype: Any) -> Array:
     return cupy.ndarray(shape, dtype, memptr=cupy.empty(256, np.uint8).data)
 
 
-def _ready(array: Array, align: int) -> bool:
-    return array.flags.c_contiguous and pointer(array) % align == 0
-
-
 class _Fused:
     """The W4A16 or the W8A8 kernel: x (or its codes and x_scale), y and bias change from call to call."""
 
     def __init__(self, cfg: kernels.Config, problem: Problem, qw: QuantizedWeight, has_bias: bool) -> None:
         import cupy
 
-        self.problem, self.cfg, self.qw, self.has_bias = problem, cfg, qw, has_bias
+        self.problem, self.cfg, self.qw = problem, cfg, qw
         self.launch = cfg.launch(problem)
         dtype = _DTYPES[problem.dtype]
         eight = problem.op != "w4a16"
@@ -172,29 +187,30 @@ class _Fused:
             workspace=workspace,
         )
         self.step = _Step(cfg, problem, call, changing)
-
-    def _workspace(self) -> dict[str, Array]:
-        if not self.launch.partial_words:
-            return {}
-        return {
-            "partials": scratch.get("partials", (self.launch.partial_words,), np.uint32),
-            "arrivals": scratch.get("arrivals", (self.launch.tiles,), np.uint32, zero=True),
-        }
+        place = self.step.places.get
+        self._x, self._y, self._bias, self._x_scale = place("x", 0), place("y", 0), place("bias"), place("x_scale")
+        self._partials, self._arrivals = place("partials", 0), place("arrivals", 0)
 
     def __call__(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None = None) -> None:
-        arrays = self._workspace()
-        if self.has_bias:
-            arrays["bias"] = bias
-        if x_scale is not None:
-            arrays["x_scale"] = x_scale
-        if x.shape[1] == self.width and _ready(x, self.align):
-            self.step(x=x, y=y, **arrays)
+        # Spelled out, because every microsecond here is one of the user's: decode kernels take about five.
+        step, words = self.step, self.launch.partial_words
+        workspace = scratch.workspace(words, self.launch.tiles) if words else None
+        if x.shape[1] == self.width and x.flags.c_contiguous and pointer(x) % self.align == 0:
+            args = step.args.copy()
+            args[self._x] = x
+            args[self._y] = y
+            if workspace is not None:
+                args[self._partials], args[self._arrivals] = workspace
+            if self._bias is not None:
+                args[self._bias] = bias
+            if self._x_scale is not None:
+                args[self._x_scale] = x_scale
+            step.kernel(step.grid, step.block, tuple(args), shared_mem=step.shared)
             return
         # Rows apart, or codes without padding: the launch is worked out for this x.
-        workspace = (arrays["partials"], arrays["arrivals"]) if "partials" in arrays else None
         call = kernels.call(self.cfg, self.problem, x, self.qw, bias, x_scale=x_scale, out=y, workspace=workspace)
         scratch.keep(*call.args)
-        self.step.kernel(call.grid, call.block, call.args, shared_mem=call.shared_bytes)
+        step.kernel(call.grid, call.block, call.args, shared_mem=call.shared_bytes)
 
 
 class _Quantize:
@@ -215,7 +231,7 @@ class _Quantize:
         self.step = _Step(self.cfg, problem, call, changing)
 
     def __call__(self, x: Array, codes: Array, x_scale: Array) -> None:
-        if not _ready(x, self.align):
+        if not (x.flags.c_contiguous and pointer(x) % self.align == 0):
             x = x.copy(order="C")
             scratch.keep(x)
         self.step(x=x, codes=codes, x_scale=x_scale)

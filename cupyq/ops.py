@@ -184,6 +184,7 @@ class Plan:
     def __init__(self, qw: QuantizedWeight, m: int, dtype: np.dtype, bias: Array | None, run: Any) -> None:
         self.m, self.dtype, self.choice = m, dtype, getattr(run, "choice", None)
         self._qw, self._bias, self._run, self._ordinal = qw, bias, run, qw.device
+        self._xp = namespace_of(qw.packed, "qw")
         self._x_shape, self._shape = (m, qw.k), (m, qw.n)
 
     def __repr__(self) -> str:
@@ -198,13 +199,12 @@ class Plan:
             if np.dtype(x.dtype) != self.dtype:
                 raise DTypeError(f"x must be {self.dtype.name}, as the plan was made for, got {np.dtype(x.dtype).name}")
             return matmul(x, self._qw, self._bias, out=out)
-        if out is None and x.shape == self._x_shape and x.dtype == self.dtype:
-            import cupy
-
-            if isinstance(x, cupy.ndarray) and x.data.device_id == self._ordinal == cupy.cuda.runtime.getDevice():
-                y = cupy.empty(self._shape, self.dtype)
-                self._run(x, y, self._bias)
-                return y
+        xp, here = self._xp, self._ordinal
+        as_planned = out is None and x.shape == self._x_shape and x.dtype == self.dtype and isinstance(x, xp.ndarray)
+        if as_planned and x.data.device_id == here == xp.cuda.runtime.getDevice():
+            y = xp.empty(self._shape, self.dtype)
+            self._run(x, y, self._bias)
+            return y
         return self._with_checks(x, out)
 
     def _with_checks(self, x: Array, out: Array | None) -> Array:
