@@ -28,9 +28,18 @@ def transcript(page: Path) -> str:
     for block in FENCE.finditer(text):
         if ">>> " in block.group(2):
             start = text.count("\n", 0, block.start(2))
-            for n, line in enumerate(block.group(2).splitlines()):
-                lines[start + n] = line
+            lines[start:] = keep_blank_lines(block.group(2).splitlines()) + lines[start + block.group(2).count("\n") :]
     return "\n".join(lines)
+
+
+def keep_blank_lines(lines: list[str]) -> list[str]:
+    """Mark blank lines inside an output the way doctest wants them, so that pages can show outputs as they are."""
+    kept = []
+    following = ">>> "  # the next line that is not blank
+    for line in reversed(lines):
+        kept.append(line if line.strip() or following.startswith(">>> ") else "<BLANKLINE>")
+        following = line if line.strip() else following
+    return kept[::-1]
 
 
 def run_doctest(test: doctest.DocTest) -> None:
@@ -74,6 +83,16 @@ def test_docstring_examples(name, tmp_path, monkeypatch):
     for test in doctest.DocTestFinder().find(importlib.import_module(name)):
         if test.examples:
             run_doctest(test)
+
+
+def test_an_output_with_a_blank_line_is_one_output(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("text\n\n```python\n>>> print('a\\n\\nb')\na\n\nb\n\n>>> 1\n1\n\n```\n\n```python\n>>> 2\n3\n```\n")
+    [first, second, third] = doctest.DocTestParser().get_examples(transcript(page))
+    assert (first.want, second.want, third.want) == ("a\n<BLANKLINE>\nb\n", "1\n", "3\n")
+    assert [first.lineno, second.lineno, third.lineno] == [3, 8, 14]
+    with pytest.raises(AssertionError, match="Expected"):
+        run_doctest(doctest.DocTest([third], {}, "page", str(page), 0, None))
 
 
 @pages
