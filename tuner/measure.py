@@ -29,6 +29,10 @@ SEARCH = Stopping(least=10, most=50, width=0.01)
 FINAL = Stopping(least=20, most=120, width=0.01)
 
 
+class Pruned(Exception):
+    """A candidate is given up before it runs; the message says why."""
+
+
 class Runner(Protocol):
     """A candidate, built and ready to be timed."""
 
@@ -73,6 +77,8 @@ class Timed:
         """Measure one candidate by itself."""
         try:
             runner = self.prepare(candidate, problem)
+        except Pruned as reason:
+            return Outcome("pruned", self.source, reason=str(reason))
         except Exception as error:  # noqa: BLE001  (a candidate's fault, whatever it is, is a value: see objective.py)
             return Outcome("failed", self.source, reason=_said(error))
         try:

@@ -6,16 +6,19 @@ that has not been tried. What was tried before (in another process, with other c
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from cupyq.errors import ArgumentError
+from cupyq.errors import ArgumentError, NotInstalled
 
 from .candidate import Candidate
+from .gaussian import GaussianProcess
 from .objective import Outcome
+from .pool import Pool
 
 NAMES = ("auto", "sweep", "random", "tpe", "gp", "cmaes", "greedy")
 
@@ -30,45 +33,6 @@ class Sampler(Protocol):
     def tell(self, candidate: Candidate, outcome: Outcome) -> None:
         """Take note of what came of a candidate, whether proposed here or not."""
         ...
-
-
-class Pool:
-    """The candidates that are left, with their fields as positions on a grid.
-
-    A field's values are sorted, so that neighbours on the grid are alike; words come in the order of the alphabet.
-    """
-
-    def __init__(self, candidates: Sequence[Candidate]) -> None:
-        self.candidates = list(candidates)
-        self.index = {candidate: i for i, candidate in enumerate(self.candidates)}
-        self.fields = list(self.candidates[0].tunables) if self.candidates else []
-        self.values = {name: sorted({c.tunables[name] for c in self.candidates}) for name in self.fields}
-        places = {name: {value: i for i, value in enumerate(values)} for name, values in self.values.items()}
-        self.grid = np.array(
-            [[places[name][c.tunables[name]] for name in self.fields] for c in self.candidates], dtype=np.int64
-        ).reshape(len(self.candidates), len(self.fields))
-        self.untried = np.ones(len(self.candidates), dtype=bool)
-        spans = self.grid.max(axis=0) if len(self.candidates) else np.zeros(0)
-        self._weights = 1.0 / np.maximum(spans, 1)
-
-    def position(self, candidate: Candidate) -> np.ndarray | None:
-        """Return the candidate's place on the grid, or None when a field has a value the space no longer offers."""
-        i = self.index.get(candidate)
-        return None if i is None else self.grid[i]
-
-    def remove(self, candidate: Candidate) -> None:
-        """Take the candidate off what is left."""
-        i = self.index.get(candidate)
-        if i is not None:
-            self.untried[i] = False
-
-    def nearest(self, position: np.ndarray) -> Candidate | None:
-        """Return the untried candidate nearest to a place on the grid; the first of several."""
-        left = np.flatnonzero(self.untried)
-        if left.size == 0:
-            return None
-        distances = (np.abs(self.grid[left] - position) * self._weights).sum(axis=1)
-        return self.candidates[left[int(distances.argmin())]]
 
 
 class Sweep:
@@ -206,13 +170,15 @@ def make(name: str, candidates: Sequence[Candidate], seed: int = 0) -> Sampler:
         return Random(candidates, seed)
     if name == "greedy":
         return Greedy(candidates, seed)
+    if name == "gp":
+        return GaussianProcess(candidates, seed)
     samplers = import_optuna().samplers
     if name == "tpe":
         # Startup trials come from the ranking, so few random ones are left to do.
         made = samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=5)
-    elif name == "gp":
-        made = samplers.GPSampler(seed=seed, n_startup_trials=5)
     elif name == "cmaes":
+        if importlib.util.find_spec("cmaes") is None:
+            raise NotInstalled("sampler='cmaes' needs a package of that name: pip install cmaes")
         made = samplers.CmaEsSampler(seed=seed, n_startup_trials=5, warn_independent_sampling=False)
     else:
         raise ArgumentError(f"sampler={name!r} is unknown; accepted: {', '.join(NAMES)}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-RESAMPLES = 400
+RESAMPLES = 300
 LEVEL = 0.95
 
 
@@ -75,8 +75,8 @@ def collect(take: Callable[[], float | None], stopping: Stopping) -> tuple[Estim
         value = take()
         if value is not None:
             kept.append(value)
-        # Looking after every sample would stop at the luckiest moment; every fifth does not.
-        if taken >= stopping.least and taken % 5 == 0 and len(kept) >= stopping.least:
+        # Looking after every sample would stop at the luckiest moment; every tenth does not.
+        if taken >= stopping.least and taken % 10 == 0 and len(kept) >= stopping.least:
             found = estimate(kept)
             if found.width < stopping.width:
                 return found, tuple(kept)
@@ -100,7 +100,7 @@ def interleave(
     for taken in range(1, stopping.most + 1):
         for index in rng.permutation(len(takers)):
             rounds[index].append(takers[index]())
-        if taken >= stopping.least and taken % 5 == 0 and _settled(rounds, stopping.width):
+        if taken >= stopping.least and taken % 10 == 0 and _settled(rounds, stopping.width):
             break
     return [tuple(times) for times in rounds]
 

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tuning_fakes import DEVICE, QUICK, in_order, steady
 
-from cupyq import db, devices, kernels
-from cupyq.kernels import Problem
+from cupyq import db, kernels
 from cupyq.tuner import space
-from cupyq.tuner.candidate import Candidate
 from cupyq.tuner.fake import FakeDevice, FakeVerifier
 from cupyq.tuner.one_problem import Settings
-from cupyq.tuner.sampling import Stopping
 from cupyq.tuner.study import Tuner
-
-DEVICE = devices.get("rtx-4090")
-PROBLEM = Problem("w4a16", 16, 4096, 4096)
-QUICK = Stopping(least=5, most=5)
-
-
-def steady(candidate: Candidate, problem: Problem) -> float:
-    """Give every candidate a time of its own that no physical limit contradicts: 100 us and a little by its key."""
-    del problem
-    return {"fp16": 400.0, "dequant": 500.0}.get(candidate.path, 100.0) * (1 + sum(map(ord, candidate.key)) % 97 / 97)
-
-
-def in_order(candidates, problem):
-    """Rank candidates as they come: a predictor that knows nothing."""
-    del problem
-    return list(candidates)
 
 
 @pytest.fixture

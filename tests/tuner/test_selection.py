@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import DEVICE, PROBLEM
+from tuning_fakes import DEVICE, PROBLEM
 
 from cupyq import db, kernels
 from cupyq.tuner.candidate import Candidate
@@ -143,9 +143,9 @@ def test_thrown_away_samples_do_not_count():
 def test_interleaving_takes_turns():
     taken = []
     takers = [lambda i=i: taken.append(i) or float(i + 1) for i in range(3)]
-    rounds = interleave(takers, Stopping(least=5, most=10))
-    assert [len(times) for times in rounds] == [5, 5, 5]
-    assert all(sorted(taken[i : i + 3]) == [0, 1, 2] for i in range(0, 15, 3))
+    rounds = interleave(takers, Stopping(least=5, most=40))
+    assert [len(times) for times in rounds] == [10, 10, 10]
+    assert all(sorted(taken[i : i + 3]) == [0, 1, 2] for i in range(0, 30, 3))
     assert taken[:3] != taken[3:6] or taken[3:6] != taken[6:9], "not always in the same order"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import DEVICE, PROBLEM, QUICK, steady
+from tuning_fakes import DEVICE, PROBLEM, QUICK, steady
 
 from cupyq import kernels
 from cupyq.errors import TuningError

@@ -1,4 +1,4 @@
-"""Verification: right kernels pass in the emulator, every kind of wrong one fails with a reason, equal ones run once."""
+"""Verification: right kernels pass in the emulator, wrong ones fail with a reason, equal ones run once."""
 
 from __future__ import annotations
 
