@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from cupyq import bands, db
-from cupyq.db import output
+from cupyq.db import exchange, output
 from cupyq.db.queries import Filters
 from cupyq.errors import ArgumentError, CupyqError, DatabaseError, NotInstalled
 
@@ -38,7 +38,7 @@ PARETO = (
     "device", "dtype", "k", "n", "band", "weights", "op", "group_size", "symmetric", "path", "time_us",
     "quantization_error", "source", "stale", "config",
 )  # fmt: skip
-VERIFIED = ("id", "device", "op", "k", "n", "group_size", "m", "ok", "error", "reason")
+VERIFIED = ("id", "device", "op", "k", "n", "group_size", "m", "path", "ok", "error", "reason")
 
 
 class OneLineErrors(click.Group):
@@ -246,11 +246,18 @@ def pareto(path: Path | None, fmt: str | None, limit: int | None, **narrow: Any)
 @filter_options
 @click.option("--best", "only_best", is_flag=True, help="Only the first-ranked trial of each problem, path and source.")
 @click.option("-o", "--output", "target", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
+@click.option("--compact", is_flag=True, help="Leave out of the JSON raw samples, the study and what is empty.")
 @limit_option
 @output.output_options
 @database_option
 def export(
-    path: Path | None, fmt: str | None, only_best: bool, target: Path | None, limit: int | None, **narrow: Any
+    path: Path | None,
+    fmt: str | None,
+    only_best: bool,
+    compact: bool,
+    target: Path | None,
+    limit: int | None,
+    **narrow: Any,
 ) -> None:
     """Write trials as JSON lines, each complete with its device and problem, for `import`.
 
@@ -258,7 +265,10 @@ def export(
     """
     with _reading(path) as store:
         lines = list(store.export(_filters(**narrow, limit=limit), best=only_best))
-    rows = _flattened(lines) if fmt in ("csv", "table") else lines
+    if fmt in ("csv", "table"):
+        rows = _flattened(lines)
+    else:
+        rows = [exchange.compact(line) for line in lines] if compact else lines
     columns = tuple(rows[0]) if rows else ()
     if target is None:
         output.show(rows, fmt or "nl", columns)

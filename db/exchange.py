@@ -78,13 +78,20 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def compact(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of `export` without its study, its raw samples and what is empty; `load` reads it all the same."""
+    kept = {part: line[part] for part in ("schema", "device", "problem", "trial")}
+    kept["trial"] = {name: value for name, value in line["trial"].items() if value is not None and name != "samples"}
+    return kept
+
+
 def load(store: Store, db: Database, lines: Iterable[Mapping[str, Any] | str], origin: str | None) -> Report:
     """Add lines of `export` to the database; the caller holds the transaction, so it is all of them or none.
 
     Raises
     ------
     DatabaseError
-        If a line is no JSON or lacks a part; the message counts lines from 1.
+        If a line is no JSON or lacks a part (the study may be missing); the message counts lines from 1.
     SchemaTooNew
         If a newer cupyq wrote a line.
     """

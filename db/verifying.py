@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cupyq import devices
 from cupyq.db.queries import Filters
-from cupyq.devices import DeviceSpec
-from cupyq.errors import CupyqError, NotInstalled
+from cupyq.errors import CupyqError, NotInstalled, VerificationError
 
 if TYPE_CHECKING:
     from cupyq.db.store import Store
 
-#: Takes a trial as `Store.trials` gives it and the device to check it for, and returns an object with `ok`, `error`
-#: and `reason`. Raises NotInstalled when nothing can be checked here, another CupyqError when this trial cannot.
-VerifyRow = Callable[[Mapping[str, Any], DeviceSpec], Any]
+#: Takes a trial as `Store.candidates` gives it (with the device's `spec`), runs its kernel, and returns the largest
+#: error against the reference. Raises VerificationError when the output is wrong, another CupyqError when the trial
+#: cannot be run here.
+VerifyRow = Callable[[Mapping[str, Any]], "float | None"]
 
 
 def verify_trials(store: Store, filters: Filters, only_best: bool, verify_row: VerifyRow) -> list[dict[str, Any]]:
@@ -25,34 +23,31 @@ def verify_trials(store: Store, filters: Filters, only_best: bool, verify_row: V
 
     A wrong output makes the trial failed. A trial that cannot be run here (a config that this version refuses) keeps
     its state; its row says why.
+
+    Raises
+    ------
+    NotInstalled
+        If what running kernels needs is missing: the same for every trial, so it is said once.
     """
     rows = []
-    here = {spec.identity: spec for spec in _live()}
     for trial in store.candidates(filters, only_best):
-        spec = _spec(trial["spec"])
-        device = here.get(spec.identity, spec)
-        try:
-            found = verify_row(trial, device)
-        except NotInstalled:
-            raise  # the same for every trial: say it once, with the command that mends it
-        except CupyqError as hindrance:
-            rows.append({**trial, "ok": False, "error": None, "reason": f"not run: {hindrance}"})
-            continue
-        error = found.error if found.error is not None and math.isfinite(found.error) else None
-        store.set_verified(trial["id"], found.ok, error, found.reason)
-        rows.append({**trial, "ok": found.ok, "error": error, "reason": found.reason})
+        ok, error, reason = _outcome(trial, verify_row)
+        if ok is not None:
+            store.set_verified(trial["id"], ok, error, reason)
+        rows.append({**trial, "ok": bool(ok), "error": error, "reason": reason})
     return rows
 
 
-def _live() -> list[DeviceSpec]:
-    return [devices.live(ordinal) for ordinal in range(devices.live_count())]
-
-
-def _spec(fields: Mapping[str, Any]) -> DeviceSpec:
-    """Return the stored spec; fields that this version does not know are left out."""
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(DeviceSpec):
-        if field.name in fields:
-            value = fields[field.name]
-            values[field.name] = tuple(value) if isinstance(value, list) else value
-    return DeviceSpec(**values)
+def _outcome(trial: Mapping[str, Any], verify_row: VerifyRow) -> tuple[bool | None, float | None, str | None]:
+    """Return (right, error, reason); None instead of right or wrong where the trial could not be run."""
+    try:
+        error = verify_row(trial)
+    except VerificationError as wrong:
+        return False, None, str(wrong)
+    except NotInstalled:
+        raise
+    except CupyqError as hindrance:
+        return None, None, f"not run: {hindrance}"
+    if error is not None and not math.isfinite(error):
+        return False, None, f"the error against the reference is {error}"
+    return True, error, None

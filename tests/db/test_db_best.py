@@ -7,6 +7,7 @@ import pytest
 from db_values import A100, H100, HERE, PROBLEM, generated
 
 import cupyq.db
+from cupyq.errors import DatabaseError
 
 COLUMNS = [
     "device", "compute_capability", "op", "dtype", "n", "k", "group_size", "symmetric", "band", "path", "config",
@@ -202,6 +203,16 @@ def test_a_row_without_a_kernel_has_no_kernel_source_that_could_change(fresh_db,
     add(path="dequant", config=None)
     assert (fresh_db.trials()[0]["source_hash"], fresh_db.best()[0]["stale"]) == (None, False)
     assert plain_sqlite(fresh_db)[0]["stale"] == 0
+
+
+def test_what_is_current_is_stated_again_after_a_transaction_was_undone(fresh_db, add):
+    with pytest.raises(DatabaseError, match="FOREIGN KEY"), fresh_db.writing():
+        _ = add(), add(study=12345)
+    assert plain_sqlite(fresh_db, "SELECT * FROM current") == []
+    add()
+    assert {row["kind"] for row in plain_sqlite(fresh_db, "SELECT * FROM current")} == {
+        "driver_version", "nvrtc_version", "library", "source_hash",
+    }  # fmt: skip
 
 
 def test_a_prediction_depends_on_no_driver(fresh_db, add):

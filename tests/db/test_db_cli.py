@@ -5,7 +5,6 @@ import io
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +12,7 @@ from db_values import A100, H100, HERE, PROBLEM
 
 import cupyq.db
 from cupyq.db import cli
-from cupyq.errors import ArgumentError
+from cupyq.errors import ArgumentError, NotInstalled, VerificationError
 
 
 @pytest.fixture
@@ -160,6 +159,13 @@ def test_export_to_a_file_and_of_the_best(run, filled, tmp_path):
     assert "cannot be written" in run("export", "-o", tmp_path / "no" / "x", status=1).stderr
 
 
+def test_export_compact(run, filled, tmp_path):
+    lines = run("export", "--compact").stdout.splitlines()
+    assert all("null" not in json.dumps(json.loads(line)["trial"]) for line in lines)
+    run("import", "-", "--db", tmp_path / "new.db", text="\n".join(lines))
+    assert run("best", "--json", "--db", tmp_path / "new.db").stdout == run("best", "--json").stdout
+
+
 def test_export_as_csv_has_one_header_for_all(run, fresh_db, add):
     add(1.0)
     add(2.0, study=fresh_db.start_study("s"))
@@ -198,16 +204,19 @@ def verifier(monkeypatch):
     """Stand for `cupyq.tuner.verify`, which runs kernels: outcomes by tile."""
     seen = []
 
-    def verify_row(row, device):
-        seen.append((row, device))
-        if row["config"]["tile"] == 3:
-            raise ArgumentError("config is of another version")
-        return outcomes[row["config"]["tile"]]
+    def verify_row(row):
+        seen.append(row)
+        outcome = outcomes[row["config"]["tile"]]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     outcomes = {
-        1: SimpleNamespace(ok=True, error=0.02, reason=None),
-        2: SimpleNamespace(ok=False, error=float("inf"), reason="y[0, 3] is 1.5, not 2.0"),
+        1: 0.02,
+        2: VerificationError("y[0, 3] is 1.5, not 2.0"),
+        3: ArgumentError("config is of another version"),
     }
+    outcomes |= {5: float("nan"), 6: NotInstalled("no emulator: pip install 'cupyq[offline]'")}
     module = type(sys)("cupyq.tuner.verify")
     module.verify_row = verify_row
     monkeypatch.setitem(sys.modules, "cupyq.tuner.verify", module)
@@ -225,13 +234,26 @@ def test_verify_checks_and_writes_down_what_came_out(run, filled, fresh_db, veri
     assert stored[1] == ("complete", 0.02, True)
     assert stored[2] == ("failed", None, False)
     assert stored[3] == ("complete", None, True), "a kernel that cannot run here is not wrong"
-    assert verifier[0][1] == H100
+    assert verifier[0]["spec"]["name"] == H100.name
 
 
 def test_verify_is_narrowed(run, filled, add, verifier):
     add(11.0, tile=2)
     run("verify", "--best", "--device", "h100-sxm", "--source", "measured")
-    assert [row["config"] for row, _ in verifier] == [{"tile": 1}]
+    assert [row["config"] for row in verifier] == [{"tile": 1}]
+
+
+def test_an_error_that_is_not_a_number_is_wrong(run, fresh_db, add, verifier):
+    add(tile=5)
+    run("verify", status=1)
+    (row,) = fresh_db.trials()
+    assert (row["state"], row["error"], row["reason"]) == ("failed", None, "the error against the reference is nan")
+
+
+def test_verify_without_what_it_needs_changes_nothing(run, fresh_db, add, verifier):
+    add(tile=6, error=0.5)
+    assert run("verify", status=1).stderr == "cupyq.db: no emulator: pip install 'cupyq[offline]'\n"
+    assert [(row["state"], row["error"]) for row in fresh_db.trials()] == [("complete", 0.5)]
 
 
 def test_the_module_runs(tmp_path):

@@ -54,6 +54,15 @@ def test_one_line_whole(fresh_db, add):
     assert (line["trial"]["config"], line["trial"]["time_us"], line["trial"]["error"]) == ({"tile": 1}, 1.5, 0.25)
 
 
+def test_a_compact_line_says_the_same_in_less(fresh_db, full, other):
+    lines = [cupyq.db.exchange.compact(line) for line in fresh_db.export()]
+    assert len(json.dumps(lines)) < 0.75 * len(json.dumps(list(fresh_db.export())))
+    assert other.load(lines) == Report(added=4)
+    without = {"study": None, "samples": None}
+    assert [{**row, **without} for row in _told(other)] == [{**row, **without} for row in _told(fresh_db)]
+    assert other.best() == fresh_db.best()
+
+
 def test_merging_twice_or_in_a_circle_adds_nothing(fresh_db, full, other):
     assert other.merge(fresh_db.path) == Report(added=4)
     assert other.merge(fresh_db) == Report(known=4)
@@ -143,6 +152,14 @@ def test_the_same_trial_with_other_content_is_a_conflict_and_ours_stays(fresh_db
     assert conflict["differs"] == {
         "state": ["complete", "failed"], "verified": [1, 0], "reason": [None, "checked again"],
     }  # fmt: skip
+
+
+def test_what_each_file_chooses_is_its_own_business(fresh_db, add, other):
+    add(1.0)
+    other.merge(fresh_db)
+    other.choose(1)
+    assert other.merge(fresh_db) == Report(known=1)
+    assert other.trials()[0]["chosen"]
 
 
 def test_a_damaged_file_is_not_merged(tmp_path, fresh_db):

@@ -142,6 +142,11 @@ def test_prune(fresh_db, add, what, left):
     assert [row["config"] for row in fresh_db.best()] == [row["config"] for row in before]
 
 
+def test_prune_leaves_a_running_trial(fresh_db, add):
+    add(None, state="running", verified=False, samples_us=[1.0], finished_at="2020-01-01T00:00:00Z")
+    assert fresh_db.prune(Prune(older_than=1, failed=True)) == fresh_db.prune(Prune(samples=True)) == 0
+
+
 def test_prune_takes_along_what_nothing_refers_to(fresh_db, add):
     study = fresh_db.start_study("s", A100, PROBLEM)
     add(None, device=A100, state="failed", reason="hang", study=study)
