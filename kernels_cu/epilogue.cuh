@@ -48,7 +48,7 @@ struct Epilogue {
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum[i] = Sum(0);
 #pragma unroll
-        for (int w = 0; w < kWarpsK; ++w) add(sum, *reinterpret_cast<const Vec16*>(at + w * kSlotWords));
+        for (int w = 0; w < kWarpsK; ++w) add(sum, load_16(at + w * kSlotWords));
     }
 
     // scale(token, feature, sum) -> float turns a finished sum into a value of y, before the bias.

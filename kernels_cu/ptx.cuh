@@ -39,7 +39,7 @@ struct Copy16 {
 #if __CUDA_ARCH__ >= 800
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 #else
-        held = *static_cast<const Vec16*>(global);
+        held = load_16(global);
 #endif
     }
 
@@ -49,7 +49,7 @@ struct Copy16 {
                      "l"(policy)
                      : "memory");
 #else
-        held = *static_cast<const Vec16*>(global);
+        held = load_16(global);
 #endif
     }
 

@@ -11,6 +11,12 @@ struct alignas(16) Vec16 {
     u32 w[4];
 };
 
+// Through the built-in vector type: an array member by itself may be read in four accesses.
+__device__ __forceinline__ Vec16 load_16(const void* pointer) {
+    const uint4 v = *static_cast<const uint4*>(pointer);
+    return {{v.x, v.y, v.z, v.w}};
+}
+
 __device__ __forceinline__ u32 word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 constexpr int kWarpSize = 32;

@@ -38,8 +38,9 @@ SPLIT_K = (1, 2, 3, 4, 6, 8, 12, 16)
 SCALE = ("sums", "weights")
 MAX_STRIPES = 65535
 
-# What a lane holds beside accumulators, fragments and scales: addresses, loop state, values in flight.
-_OTHER_REGISTERS = 76
+# What a lane holds beside accumulators, fragments, scales and pointers: loop state, values in flight. Kernels that are
+# estimated at the limit spill now and then: only the compiler knows.
+_OTHER_REGISTERS = 42
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,13 @@ class W4A16Config(Config):
         return sums * (2 if apart else 1)
 
     def registers(self, prob: Problem) -> int:
-        """Estimate of the registers of a thread, on the safe side, for legality before anything is compiled."""
-        fragments = (2 if self.block_m > 8 else 4) * self.block_m // 8 + 4 * self.strips
-        scaling = (2 if self._scales_weights(prob) else 1) * self.strips
-        return self.accumulators(prob) + fragments + scaling + _OTHER_REGISTERS
+        """Estimate of the registers of a thread, to refuse what is sure to spill before anything is compiled."""
+        columns = self.block_m // 8
+        fragments = (2 if columns > 1 else 4) * columns + 4 * self.strips
+        scaling = (2 if self._scales_weights(prob) else 1) * self.strips + (0 if prob.symmetric else 2 * self.strips)
+        pieces = self.strips * self.spans(prob) * (2 if prob.symmetric else 3)
+        pointers = 2 * (self.strips + ceil_div(self.block_m * self.block_k // 8, self.threads) + ceil_div(pieces, 32))
+        return self.accumulators(prob) + fragments + scaling + pointers + _OTHER_REGISTERS
 
     def staging_registers(self, prob: Problem) -> int:
         """Registers in which the next stage waits on GPUs without cp.async."""
