@@ -209,7 +209,7 @@ def _nearest(near: list[Any], problem: Problem, device: DeviceSpec, trouble: str
 def shortlist(problem: Problem, device: DeviceSpec) -> list[tuple[str, kernels.Config]]:
     """Return the (path, config) pairs that the predictor is asked about when nothing is tuned: legal ones only."""
     pairs: list[tuple[str, kernels.Config]] = [("fused", kernels.default(problem, device))]
-    if problem.op == "w4a16":
+    if problem.weight_only:
         pairs.append(("dequant", dequant.default(problem)))
     return [(path, config) for path, config in pairs if kernels.check(config, problem, device) is None]
 
@@ -242,7 +242,7 @@ def _default(problem: Problem, device: DeviceSpec) -> tuple[_Pick, str]:
 
 
 def _helper_reason(problem: Problem, device: DeviceSpec) -> str | None:
-    if problem.op == "w4a16":
+    if problem.weight_only:
         return None
     return kernels.check(quantize_activations.default(problem), problem, device)
 
@@ -252,7 +252,7 @@ def _helper_reason(problem: Problem, device: DeviceSpec) -> str | None:
 
 def _rows(problem: Problem, device: DeviceSpec) -> tuple[Any, list[Any], str | None]:
     """Return (exact row or None, nearest rows, what is wrong with the database or None)."""
-    paths = ("fused", "dequant") if problem.op == "w4a16" else ("fused",)
+    paths = ("fused", "dequant") if problem.weight_only else ("fused",)
     try:
         store = open_store()
         if store is None:
@@ -299,7 +299,7 @@ def tune_command(problem: Problem, device: DeviceSpec, every_band: bool = False)
     words = [f"python -m cupyq.tune --op {problem.op} --k {problem.k} --n {problem.n}"]
     if not every_band:
         words.append(f"--m {problem.m}")
-    if problem.op == "w4a16":
+    if problem.weight_only:
         words.append(f"--group-sizes={problem.group_size}")
         if not problem.symmetric:
             words.append("--asymmetric")
@@ -331,7 +331,7 @@ def warn_untuned(choice: Choice) -> None:
 def describe(problem: Problem) -> str:
     """Say in words what a problem is, M excepted."""
     parts = [problem.op, f"K={problem.k}", f"N={problem.n}"]
-    if problem.op == "w4a16":
+    if problem.weight_only:
         parts.append("one group a column" if problem.group_size == -1 else f"group_size={problem.group_size}")
         parts.append("symmetric" if problem.symmetric else "asymmetric")
         if problem.scale_dtype != problem.dtype:
@@ -435,7 +435,7 @@ def _others(choice: Choice) -> Iterator[str]:
     except _DATABASE_FAULTS as error:
         _warn_database(error)
         rows = {}
-    paths = ("fused", "dequant", "fp16") if choice.problem.op == "w4a16" else ("fused", "fp16")
+    paths = ("fused", "dequant", "fp16") if choice.problem.weight_only else ("fused", "fp16")
     for path in paths:
         if path == choice.path:
             continue

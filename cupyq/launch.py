@@ -153,7 +153,7 @@ def _sketch(cupy: Any, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 class _Fused:
-    """The W4A16 or the W8A8 kernel: x (or its codes and x_scale), y and bias change from call to call."""
+    """The weight-only or the W8A8 kernel: x (or its codes and x_scale), y and bias change from call to call."""
 
     def __init__(self, cfg: kernels.Config, problem: Problem, qw: QuantizedWeight, has_bias: bool) -> None:
         import cupy
@@ -161,7 +161,7 @@ class _Fused:
         self.problem, self.cfg, self.qw = problem, cfg, qw
         self.launch = cfg.launch(problem)
         dtype = _DTYPES[problem.dtype]
-        eight = problem.op != "w4a16"
+        eight = not problem.weight_only
         self.align = 16 if eight or problem.k % 8 == 0 else 2
         x_dtype = dtype if not eight else np.int8 if problem.op == "w8a8-int8" else np.uint8
         self.width = padded_k(problem.k) if eight else problem.k
@@ -257,7 +257,7 @@ class Launcher:
         if choice.path == "fused":
             assert choice.config is not None
             self._fused = _Fused(choice.config, self.problem, qw, has_bias)
-            self._quantize = None if self.problem.op == "w4a16" else _Quantize(self.problem)
+            self._quantize = None if self.problem.weight_only else _Quantize(self.problem)
             self._multiply = self._by_fused if self._quantize is None else self._by_fused8
         elif choice.path == "dequant":
             self._dequantize = dequantizer(choice.config, self.problem, qw)
@@ -310,7 +310,7 @@ class Launcher:
         """Multiply with CuPy's operations alone, on GPUs and shapes that no kernel of cupyq serves."""
         import cupy
 
-        if self.problem.op == "w4a16":
+        if self.problem.weight_only:
             wide = cupy.matmul(x.astype(FLOAT32), reference.dequantize(self.qw))
         else:
             # float64 holds the sums of int8 products exactly, however long K is.
@@ -340,7 +340,7 @@ def dequantize(qw: QuantizedWeight, dtype: str | np.dtype) -> Array | None:
     import cupy
 
     name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    if qw.scheme != "w4a16" or name not in _DTYPES or qw.n == 0:
+    if not qw.weight_only or name not in _DTYPES or qw.n == 0:
         return None
     problem = Problem.of(1, qw, name)
     cfg = dequant.default(problem)

@@ -3,15 +3,23 @@
 The fragment tables below mirror those of `kernels_cu`; packing and unpacking are transposes of whole arrays that
 the tests compare with the tables, element by element.
 
-A *strip* is 16 output features. A *unit* is one strip times 64 k (4-bit codes) or 32 k (8-bit codes): 32 lanes of
+A *strip* is 16 output features. A *unit* is one strip times 128, 64 or 32 k (codes of 2, 4 or 8 bits): 32 lanes of
 four 32-bit words, so that a warp reads a unit with one 16-byte load a lane. Units of a strip lie one after the
 other along K::
 
     packed[strip, unit, lane, word]         uint32
 
 Lane ``l`` holds rows ``g = l // 4`` and ``g + 8`` of the strip and, in groups of columns, those of ``t = l % 4``:
-the A operand of ``mma.m16n8k16`` (16-bit) and ``mma.m16n8k32`` (8-bit), where ``A`` is the transposed weight
-(row = output feature, column = k). PTX ISA, "Matrix fragments for mma.m16n8k16 / m16n8k32".
+the A operand of ``mma.m16n8k16`` (16-bit activations) or ``mma.m16n8k32`` (8-bit activations), where ``A`` is the
+transposed weight (row = output feature, column = k). PTX ISA, "Matrix fragments for mma.m16n8k16 / m16n8k32".
+
+With 16-bit activations, bits of a word, from bit 0, hold (h: row g + 8 h; q: k + 8 q; e: k + e; p: the next k16 tile)
+
+- 4 bits: nibble h + 2 q + 4 e of the k16 tile `word`: ``(word >> 4 r) & 0x000f000f`` is register r = h + 2 q;
+- 2 bits: pair h + 2 q + 4 p + 8 e of the k16 tiles 2 `word` + p: ``(word >> (2 r + 8 p)) & 0x00030003``;
+- 8 bits: byte 2 h + e of rows q = `word` % 2 of the k16 tile `word` // 2.
+
+With 8-bit activations word r = h + 2 q is register r of the k32 tile, its four k in the order of its bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +36,7 @@ LANES = 32
 """Lanes of a warp; each owns `WORDS` words of a unit."""
 WORDS = 4
 """32-bit words a lane owns in a unit: one 16-byte load."""
-UNIT_K = {4: 64, 8: 32}
+UNIT_K = {2: 128, 4: 64, 8: 32}
 """k of a unit, by bits of a code."""
 
 # Elements of the transposes' working set: large enough to amortise calls, small enough to stay in a CPU's cache.
@@ -65,25 +73,25 @@ def fragment8(lane: Array, register: Array, element: Array) -> tuple[Array, Arra
     return g + 8 * (register & 1), 4 * t + element + 16 * (register >> 1)
 
 
-def nibble_bit(register: Array, element: Array) -> Array:
-    """Bit at which a 4-bit word holds `element` of fragment `register`.
-
-    Elements 0 of the four registers fill the low half and elements 1 the high half, so ``(word >> 4*r) & 0x000f000f``
-    is the pair of codes of register r, in the order the tensor core wants it.
-    """
-    return 4 * (register + 4 * element)
+# Weights for 16-bit activations. A unit's k is split, from the slowest, into word (4), p, q, t (4) and e (2); these are
+# the sizes of p and q, and how far apart bits of successive h, q, p and e lie in a word.
+_SIZES = {2: (2, 2), 4: (1, 2), 8: (1, 1)}
+_BITS = {2: (2, 4, 8, 16), 4: (4, 8, 0, 16), 8: (16, 0, 0, 8)}
 
 
-def position4(k: Array, n: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """Return (strip, unit, lane, word, bit) of the 4-bit code of input k, output feature n."""
-    row, tile_k = n % STRIP, k % 16
-    register = row // 8 + 2 * (tile_k // 8)
-    lane = 4 * (row % 8) + tile_k % 8 // 2
-    return n // STRIP, k // 64, lane, k % 64 // 16, nibble_bit(register, tile_k % 2)
+def position16(k: Array, n: Array, bits: int) -> tuple[Array, Array, Array, Array, Array]:
+    """Return (strip, unit, lane, word, bit) of the code of input k, output feature n, for 16-bit activations."""
+    p_size, q_size = _SIZES[bits]
+    h_bit, q_bit, p_bit, e_bit = _BITS[bits]
+    row, unit_k = n % STRIP, k % UNIT_K[bits]
+    eighth = unit_k // 8
+    lane = 4 * (row % 8) + unit_k % 8 // 2
+    bit = h_bit * (row // 8) + q_bit * (eighth % q_size) + p_bit * (eighth // q_size % p_size) + e_bit * (unit_k % 2)
+    return n // STRIP, k // UNIT_K[bits], lane, eighth // (q_size * p_size), bit
 
 
 def position8(k: Array, n: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """Return (strip, unit, lane, word, bit) of the 8-bit code of input k, output feature n."""
+    """Return (strip, unit, lane, word, bit) of the 8-bit code of input k, output feature n, for 8-bit activations."""
     row, unit_k = n % STRIP, k % 32
     lane = 4 * (row % 8) + unit_k % 16 // 4
     return n // STRIP, k // 32, lane, row // 8 + 2 * (unit_k // 16), 8 * (unit_k % 4)
@@ -121,12 +129,14 @@ def _padded(codes: Array, first: int, last: int, rows: int, pad: int, pad_row: A
     return block
 
 
-def pack4(codes: Array, pad: int, pad_row: Array | None = None) -> Array:
-    """Pack 4-bit codes.
+def pack16(codes: Array, bits: int, pad: int, pad_row: Array | None = None) -> Array:
+    """Pack codes of weights for 16-bit activations.
 
     Parameters
     ----------
-    codes : (K, N) uint8, each 0..15, any strides
+    codes : (K, N) uint8, each less than 2**bits, any strides
+    bits : int
+        2, 4 or 8.
     pad : int
         Code written for features from N on and, where `pad_row` is None, for inputs from K on.
     pad_row : (N,) uint8, optional
@@ -134,45 +144,54 @@ def pack4(codes: Array, pad: int, pad_row: Array | None = None) -> Array:
 
     Returns
     -------
-    (ceil(N/16), ceil(K/64), 32, 4) uint32
+    (ceil(N/16), ceil(K/UNIT_K[bits]), 32, 4) uint32
     """
     xp = namespace_of(codes, "codes")
     k, n = codes.shape
-    count, depth, _, _ = shape = packed_shape(k, n, 4)
+    count, depth, _, _ = shape = packed_shape(k, n, bits)
+    p_size, q_size = _SIZES[bits]
+    h_bit, q_bit, p_bit, e_bit = _BITS[bits]
     out = xp.empty(shape, dtype=np.uint32)
-    words = out.reshape(count, depth, 8, 4, 4)  # strip, unit, g, t, word
+    words = out.reshape(count, depth, 8, 4, WORDS)  # strip, unit, g, t, word
     for first, last in strip_blocks(k, n):
-        block = _padded(codes, first, last, depth * 64, pad, pad_row)
-        # k = unit, word j, q (k + 8), t, element e; n = strip, h (row + 8), g. The nibble is h + 2 q + 4 e.
-        block = block.reshape(depth, 4, 2, 4, 2, last - first, 2, 8)
-        byte = block[..., 0, :] | (block[..., 1, :] << np.uint8(4))
-        word = byte[:, :, 0, :, 0].astype(np.uint32)
-        for q, e in ((1, 0), (0, 1), (1, 1)):
-            word |= byte[:, :, q, :, e].astype(np.uint32) << np.uint32(8 * (q + 2 * e))
+        block = _padded(codes, first, last, depth * UNIT_K[bits], pad, pad_row)
+        # k = unit, word, p, q, t, e; n = strip, h (row + 8), g
+        block = block.reshape(depth, WORDS, p_size, q_size, 4, 2, last - first, 2, 8)
+        word = xp.zeros((depth, WORDS, 4, last - first, 8), dtype=np.uint32)
+        for p, q, e in np.ndindex(p_size, q_size, 2):
+            low, high = block[:, :, p, q, :, e, :, 0], block[:, :, p, q, :, e, :, 1]
+            if h_bit < 8:  # both rows in one byte: half the words to shift
+                pair = (low | (high << np.uint8(h_bit))).astype(np.uint32)
+            else:
+                pair = low.astype(np.uint32) | (high.astype(np.uint32) << np.uint32(h_bit))
+            word |= pair << np.uint32(q_bit * q + p_bit * p + e_bit * e)
         words[first:last] = word.transpose(3, 0, 4, 2, 1)
     return out
 
 
-def unpack4(packed: Array, k: int, n: int, first: int = 0, last: int | None = None) -> Array:
+def unpack16(packed: Array, bits: int, k: int, n: int, first: int = 0, last: int | None = None) -> Array:
     """Return the (K, columns) uint8 codes of strips `first` to `last` (all of them by default)."""
     xp = namespace_of(packed, "packed")
     last = strips(n) if last is None else last
     depth = packed.shape[1]
+    p_size, q_size = _SIZES[bits]
+    h_bit, q_bit, p_bit, e_bit = _BITS[bits]
+    mask = np.uint32((1 << bits) - 1)
     columns = min(last * STRIP, n) - first * STRIP
     out = xp.empty((k, max(columns, 0)), dtype=np.uint8)
     for start, stop in strip_blocks(k, columns):
-        words = packed[first + start : first + stop].reshape(stop - start, depth, 8, 4, 4)
+        words = packed[first + start : first + stop].reshape(stop - start, depth, 8, 4, WORDS)
         words = xp.ascontiguousarray(words.transpose(1, 4, 3, 0, 2))  # unit, word, t, strip, g
-        block = xp.empty((depth, 4, 2, 4, 2, stop - start, 2, 8), dtype=np.uint8)
-        for q, e, h in np.ndindex(2, 2, 2):
-            block[:, :, q, :, e, :, h] = (words >> np.uint32(4 * (h + 2 * q + 4 * e))) & np.uint32(15)
+        block = xp.empty((depth, WORDS, p_size, q_size, 4, 2, stop - start, 2, 8), dtype=np.uint8)
+        for p, q, e, h in np.ndindex(p_size, q_size, 2, 2):
+            block[:, :, p, q, :, e, :, h] = (words >> np.uint32(h_bit * h + q_bit * q + p_bit * p + e_bit * e)) & mask
         width = min(stop * STRIP, columns) - start * STRIP
-        out[:, start * STRIP : start * STRIP + width] = block.reshape(depth * 64, -1)[:k, :width]
+        out[:, start * STRIP : start * STRIP + width] = block.reshape(depth * UNIT_K[bits], -1)[:k, :width]
     return out
 
 
 def pack8(codes: Array) -> Array:
-    """Pack 8-bit codes, given as uint8 bit patterns; padding is 0.
+    """Pack 8-bit codes of weights for 8-bit activations, given as uint8 bit patterns; padding is 0.
 
     Parameters
     ----------

@@ -33,8 +33,8 @@ def _check_x(x: Array, qw: QuantizedWeight, x_scale: Array | None) -> None:
     namespace_of(x, "x")
     dtype = np.dtype(x.dtype)
     if x_scale is not None:
-        if qw.scheme == "w4a16":
-            raise ArgumentError("x_scale must be None for w4a16: its activations are not quantized")
+        if qw.weight_only:
+            raise ArgumentError(f"x_scale must be None for {qw.scheme}: its activations are not quantized")
         if dtype not in _CODE_DTYPES[qw.scheme]:
             accepted = " or ".join(d.name for d in _CODE_DTYPES[qw.scheme])
             raise DTypeError(f"x must hold codes ({accepted}) where x_scale is given, got {dtype.name}")
@@ -292,7 +292,7 @@ def dequantize(qw: QuantizedWeight, dtype: str | np.dtype = "float32") -> Array:
     ----------
     qw : QuantizedWeight
     dtype : str or dtype
-        float16, bfloat16, float32 (exact for w4a16) or float64 (exact). The exact value is rounded once.
+        float16, bfloat16, float32 (exact but for w8a8) or float64 (exact). The exact value is rounded once.
 
     Returns
     -------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +27,9 @@ from .arrays import (
     namespace_of,
 )
 from .errors import ArgumentError, DTypeError, ShapeError
-from .weights import ZERO4, QuantizedWeight, codes_of, expect_weight
+from .weights import BLOCK, FP8_SCHEMES, QuantizedWeight, codes_of, column_sums, expect_weight, symmetric_zero
 
-LARGEST_CODE = {"w8a8-int8": 127.0, "w8a8-fp8": FP8_MAX}
+LARGEST_CODE = {"w8a8-int8": 127.0, "w8a8-fp8": FP8_MAX, "w8a8-fp8-block": FP8_MAX}
 """Schemes with quantized activations, and the code that the largest magnitude of a row maps to."""
 
 SMALLEST_SCALE = 2.0**-126
@@ -55,7 +56,7 @@ def dequantize(qw: QuantizedWeight, dtype: str | np.dtype = "float32") -> Array:
     ----------
     qw : QuantizedWeight
     dtype : str or dtype
-        float16, bfloat16, float32 (exact for w4a16) or float64 (exact).
+        float16, bfloat16, float32 (exact but for w8a8) or float64 (exact).
 
     Returns
     -------
@@ -93,9 +94,9 @@ def _column_blocks(qw: QuantizedWeight, dtype: np.dtype, scaled: bool = True) ->
 
 def _block(qw: QuantizedWeight, first: int, last: int, columns: int, dtype: np.dtype, scaled: bool) -> Array:
     codes = codes_of(qw, first, last)
-    values = float8_decode(codes).astype(dtype, copy=False) if qw.scheme == "w8a8-fp8" else codes.astype(dtype)
-    if qw.scheme == "w4a16" and qw.zeros is None:
-        values -= dtype.type(ZERO4)
+    values = float8_decode(codes).astype(dtype, copy=False) if qw.scheme in FP8_SCHEMES else codes.astype(dtype)
+    if qw.weight_only and qw.zeros is None:
+        values -= dtype.type(symmetric_zero(qw.scheme))
     size = qw.k if qw.group_size == -1 else qw.group_size
     whole = qw.k // size * size
     parts = [(values[:whole].reshape(-1, size, columns), slice(0, whole // size))] if whole else []
@@ -114,25 +115,49 @@ def _block(qw: QuantizedWeight, first: int, last: int, columns: int, dtype: np.d
 # --- activations ------------------------------------------------------------------------------------------------------
 
 
-def quantize_activations(x: Array, scheme: str, scale: float | None = None) -> tuple[Array, Array]:
+LARGEST_STATIC_SCALE = 2.0**126
+"""Largest scale fixed beforehand: the reciprocal of a larger one would be flushed to zero."""
+
+
+def quantize_activations(
+    x: Array,
+    scheme: str,
+    scale: float | None = None,
+    *,
+    zero: int | None = None,
+    symmetric: bool = True,
+    factor: Array | None = None,
+) -> tuple[Array, ...]:
     """Quantize activations to 8 bits, row by row.
 
     ``x_scale = max|row| / 127`` (int8) or ``/ 448`` (fp8) in float32, and ``code = x / x_scale``, rounded half to even
     and saturated. A row of zeros gets the scale 1. A row that holds NaN or infinity gets that as its scale, so the
     product's row is not finite either; int8 has no NaN and stores 0 for it.
 
+    Asymmetric int8: with top and bottom of a row and 0, ``x_scale = top / 255 - bottom / 255``, ``x_zero = rint(-128 -
+    bottom / x_scale)``, ``code = rint(x / x_scale + x_zero)``, and ``x`` is about ``(code - x_zero) * x_scale``.
+
     Parameters
     ----------
     x : (..., K) float16, bfloat16 or float32; NumPy or CuPy
     scheme : str
-        "w8a8-int8" or "w8a8-fp8".
+        "w8a8-int8", "w8a8-fp8" or "w8a8-fp8-block", which has a scale for every 128 k of a row.
     scale : float, optional
-        A scale fixed beforehand, for every row (static quantization); codes saturate at -128..127 or +-448.
+        A scale fixed beforehand, 2**-126 to 2**126, for every row (static quantization); codes saturate at -128..127
+        or +-448. Not for "w8a8-fp8-block".
+    zero : int, optional
+        The zero point, -128..127, that goes with `scale`: int8 only.
+    symmetric : bool
+        False: int8 codes with a zero point a row.
+    factor : (K,) of x's dtype, optional
+        Multiplies the columns of x first, exactly (SmoothQuant; its weight is divided by it).
 
     Returns
     -------
     codes : (..., K) int8 or float8_e4m3fn (on CuPy its bit patterns as uint8)
-    x_scale : (...,) float32
+    x_scale : (...,) float32; "w8a8-fp8-block": (..., ceil(K/128))
+    x_zero : (...,) int32
+        Only if `zero` is given or `symmetric` is False.
     """
     if scheme not in LARGEST_CODE:
         raise ArgumentError(f"scheme must be {' or '.join(map(repr, LARGEST_CODE))}, got {scheme!r}")
@@ -141,23 +166,84 @@ def quantize_activations(x: Array, scheme: str, scale: float | None = None) -> t
         raise DTypeError(f"x must be float16, bfloat16 or float32, got {np.dtype(x.dtype).name}")
     if x.ndim == 0 or x.shape[-1] == 0:
         raise ShapeError(f"x must have shape (..., K) with K >= 1, got {tuple(x.shape)}")
+    offset = zero is not None or not symmetric
+    if offset and scheme != "w8a8-int8":
+        raise ArgumentError(f"{'symmetric=False' if zero is None else 'zero'}: codes of {scheme} have no zero points")
     wide = x.astype(np.float32)
-    if scale is None:
-        largest = xp.abs(wide).max(axis=-1)
-        x_scale = xp.maximum(largest / np.float32(LARGEST_CODE[scheme]), np.float32(SMALLEST_SCALE))
-        x_scale = xp.where(largest == 0, np.float32(1), x_scale).astype(np.float32)
+    if factor is not None:
+        if tuple(factor.shape) != x.shape[-1:] or np.dtype(factor.dtype) != np.dtype(x.dtype):
+            raise ShapeError(
+                f"factor must have shape {tuple(x.shape[-1:])} and x's dtype {np.dtype(x.dtype).name}, "
+                f"got {tuple(factor.shape)} {np.dtype(factor.dtype).name}"
+            )
+        with np.errstate(over="ignore"):
+            wide = wide * factor.astype(np.float32)
+    if np.dtype(x.dtype) != FLOAT16:  # GPUs take subnormal float32 values as zero
+        wide = xp.where(xp.abs(wide) < np.float32(SMALLEST_SCALE), np.float32(0), wide)
+    x_zero = None
+    if scale is not None:
+        x_scale, x_zero = _fixed_scale(x, scheme, scale, zero, symmetric, xp)
+    elif zero is not None:
+        raise ArgumentError("zero: it needs the scale that goes with it")
+    elif symmetric:
+        largest = _row_maximum(xp.abs(wide), scheme, xp)
+        x_scale = _safe_scale(largest / np.float32(LARGEST_CODE[scheme]), xp)
     else:
-        number = float(scale)
-        if not (SMALLEST_SCALE <= number <= _LARGEST[FLOAT32]):
-            raise ArgumentError(f"scale must be a positive, finite float32 of at least 2**-126, got {scale!r}")
-        x_scale = xp.full(x.shape[:-1], number, dtype=np.float32)
+        x_scale, x_zero = _lopsided(wide, xp)
+    step = xp.repeat(x_scale, BLOCK, axis=-1)[..., : x.shape[-1]] if scheme == "w8a8-fp8-block" else x_scale[..., None]
     with np.errstate(invalid="ignore", over="ignore"):  # inf / inf; x / a static scale
-        steps = wide / x_scale[..., None]
-    if scheme == "w8a8-fp8":
+        steps = wide / step
+    if scheme in FP8_SCHEMES:
         bits = float8_encode(steps)
         return (bits if is_cupy(bits) else bits.view(FLOAT8)), x_scale
+    if x_zero is not None:
+        steps = steps + x_zero[..., None].astype(np.float32)
     steps = xp.where(xp.isnan(steps), np.float32(0), steps)
-    return xp.clip(xp.rint(steps), -128, 127).astype(np.int8), x_scale
+    codes = xp.clip(xp.rint(steps), -128, 127).astype(np.int8)
+    return (codes, x_scale) if x_zero is None else (codes, x_scale, x_zero)
+
+
+def _row_maximum(magnitudes: Array, scheme: str, xp: Any) -> Array:
+    """Return the largest magnitude of each row, or of each 128 k of it."""
+    if scheme != "w8a8-fp8-block":
+        return magnitudes.max(axis=-1)
+    k = magnitudes.shape[-1]
+    blocks = -(-k // BLOCK)
+    padded = xp.zeros((*magnitudes.shape[:-1], blocks * BLOCK), np.float32)
+    padded[..., :k] = magnitudes
+    return padded.reshape(*magnitudes.shape[:-1], blocks, BLOCK).max(axis=-1)
+
+
+def _safe_scale(wanted: Array, xp: Any) -> Array:
+    """Zeros may have any scale, and 1 divides safely; a subnormal scale would be flushed to zero."""
+    return xp.where(wanted == 0, np.float32(1), xp.maximum(wanted, np.float32(SMALLEST_SCALE))).astype(np.float32)
+
+
+def _lopsided(wide: Array, xp: Any) -> tuple[Array, Array]:
+    """Return (scale, zero point) of rows whose codes -128..127 cover them and zero."""
+    top, bottom = xp.maximum(wide.max(axis=-1), 0), xp.minimum(wide.min(axis=-1), 0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        scale = _safe_scale(top / np.float32(255) - bottom / np.float32(255), xp)
+        zero = xp.clip(xp.rint(np.float32(-128) - bottom / scale), -128, 127)
+    return scale, xp.where(xp.isnan(zero), np.float32(-128), zero).astype(np.int32)
+
+
+def _fixed_scale(
+    x: Array, scheme: str, scale: float, zero: int | None, symmetric: bool, xp: Any
+) -> tuple[Array, Array | None]:
+    number = float(scale)
+    if scheme == "w8a8-fp8-block":
+        raise ArgumentError("scale: w8a8-fp8-block has a scale for every 128 k of a row")
+    if not (SMALLEST_SCALE <= number <= LARGEST_STATIC_SCALE):
+        raise ArgumentError(f"scale must be a positive, finite float32 from 2**-126 to 2**126, got {scale!r}")
+    x_scale = xp.full(x.shape[:-1], number, dtype=np.float32)
+    if zero is None:
+        if not symmetric:
+            raise ArgumentError("symmetric=False: a scale fixed beforehand needs its zero point, zero")
+        return x_scale, None
+    if isinstance(zero, bool) or int(zero) != zero or not -128 <= zero <= 127:
+        raise ArgumentError(f"zero must be an integer from -128 to 127, got {zero!r}")
+    return x_scale, xp.full(x.shape[:-1], int(zero), dtype=np.int32)
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
@@ -173,7 +259,12 @@ def _rows(x: np.ndarray, qw: QuantizedWeight) -> np.ndarray:
 
 
 def matmul(
-    x: np.ndarray, qw: QuantizedWeight, bias: np.ndarray | None = None, *, x_scale: np.ndarray | None = None
+    x: np.ndarray,
+    qw: QuantizedWeight,
+    bias: np.ndarray | None = None,
+    *,
+    x_scale: np.ndarray | None = None,
+    x_zero: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return what ``x @ w + bias`` means, accumulated in float64.
 
@@ -184,26 +275,41 @@ def matmul(
     qw : QuantizedWeight, NumPy
     bias : (N,), optional
     x_scale : (...,) float32, optional
-        w8a8: x is quantized already, and these are its scales.
+        w8a8: x is quantized already, and these are its scales; "w8a8-fp8-block": (..., ceil(K/128)).
+    x_zero : (...,) int32, optional
+        w8a8-int8 with `x_scale`: the zero points of x.
 
     Returns
     -------
     (..., N) float64
     """
     expect_weight(qw)
-    if qw.scheme == "w4a16":
-        rows = _rows(x, qw).astype(np.float64)
+    if qw.weight_only or qw.scheme == "w8a8-fp8-block":
+        wide = x.astype(np.float64) if qw.weight_only else _block_activations(x, qw, x_scale, FLOAT64)
+        rows = _rows(wide, qw)
         y = np.empty((rows.shape[0], qw.n))
-        for columns, values in _column_blocks(qw, FLOAT64):
-            y[:, columns] = rows @ values
+        with np.errstate(invalid="ignore"):
+            for columns, values in _column_blocks(qw, FLOAT64):
+                y[:, columns] = rows @ values
     else:
         codes, x_scale = quantize_activations(x, qw.scheme) if x_scale is None else (x, x_scale)
+        sums = accumulate(codes, qw).reshape(-1, qw.n)
+        if x_zero is not None:
+            sums = sums - x_zero.reshape(-1, 1).astype(np.int64) * column_sums(qw)
         with np.errstate(invalid="ignore"):  # a row with an infinite scale: 0 * inf is NaN
-            y = accumulate(codes, qw).reshape(-1, qw.n) * x_scale.reshape(-1, 1).astype(np.float64)
+            y = sums * x_scale.reshape(-1, 1).astype(np.float64)
             y *= layout.deinterleave(qw.scales, qw.n).astype(np.float64)
     if bias is not None:
         y = y + bias.astype(np.float64)
     return y.reshape(*x.shape[:-1], qw.n)
+
+
+def _block_activations(x: np.ndarray, qw: QuantizedWeight, x_scale: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
+    """Return activations with a scale for every 128 k, quantized and scaled back, in `dtype`."""
+    codes, x_scale = quantize_activations(x, qw.scheme) if x_scale is None else (x, x_scale)
+    scales = np.repeat(x_scale.astype(dtype), BLOCK, axis=-1)[..., : qw.k]
+    with np.errstate(invalid="ignore", over="ignore"):
+        return float8_decode(codes).astype(dtype) * scales
 
 
 def accumulate(codes: np.ndarray, qw: QuantizedWeight) -> np.ndarray:
@@ -232,6 +338,7 @@ def product(
     bias: np.ndarray | None = None,
     *,
     x_scale: np.ndarray | None = None,
+    x_zero: np.ndarray | None = None,
     dtype: np.dtype | None = None,
 ) -> np.ndarray:
     """Return ``x @ w + bias`` in `dtype` (x's own by default), fast: float32 BLAS, a block of features at a time.
@@ -241,7 +348,9 @@ def product(
     expect_weight(qw)
     dtype = np.dtype(x.dtype) if dtype is None else dtype
     y: np.ndarray
-    if qw.scheme == "w4a16":
+    if qw.weight_only or qw.scheme == "w8a8-fp8-block":
+        if qw.scheme == "w8a8-fp8-block":
+            x = _block_activations(x, qw, x_scale, FLOAT32)
         # C order whatever x has: BLAS adds up in another order for another layout, and a view must equal its copy.
         rows = _rows(x, qw).astype(np.float32, order="C")
         y = np.empty((rows.shape[0], qw.n), dtype=np.float32)
@@ -251,6 +360,8 @@ def product(
     else:
         codes, x_scale = quantize_activations(x, qw.scheme) if x_scale is None else (x, x_scale)
         sums = accumulate(codes, qw) if qw.scheme == "w8a8-int8" else _float8_sums(codes, qw)
+        if x_zero is not None:
+            sums = sums - x_zero[..., None].astype(np.int64) * column_sums(qw)
         with np.errstate(over="ignore", invalid="ignore"):
             y = sums.reshape(-1, qw.n) * x_scale.reshape(-1, 1).astype(np.float64)
             y *= layout.deinterleave(qw.scales, qw.n)
@@ -278,8 +389,10 @@ def bound(
     bias: np.ndarray | None = None,
     *,
     x_scale: np.ndarray | None = None,
+    x_zero: np.ndarray | None = None,
     scaled_weights: bool = False,
     accumulator_bits: int = 24,
+    promote_k: int = 128,
     likely: bool = False,
 ) -> np.ndarray:
     """Return how far a right kernel's result may be from :func:`matmul`, element by element.
@@ -288,25 +401,27 @@ def bound(
 
     - accumulation, ``gamma(K + 16) * A`` with ``gamma(n) = n u / (1 - n u)``: any order of K additions in float32
       (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1; products of 16-bit floats and
-      4-bit codes are exact), and 16 more for scales, splits and warps. Tensor cores that truncate stay within it:
+      integer codes are exact), and 16 more for scales, splits and warps. Tensor cores that truncate stay within it:
       they round once per 4 to 16 products. int8 sums are exact: ``4 u |y|`` for conversion and scales.
     - weights scaled in 16 bits before the product: ``v A`` with v the unit roundoff of `dtype`, and half of its
       smallest step for each \\|x\\|.
-    - fp8 tensor cores that keep fewer bits (about 14 on Hopper and Ada) and hand over to float32 every 128 k, four
-      instructions: ``4 * 2**(1 - accumulator_bits) * A``. A model, not a theorem.
+    - fp8 tensor cores that keep fewer bits (about 14 on Hopper and Ada) and hand over to float32 every `promote_k`,
+      an instruction for each 32 k: ``promote_k / 32 * 2**(1 - accumulator_bits) * A``. A model, not a theorem.
     - bias, one float32 addition: ``u (|y| + |bias|)``.
     - rounding of the result to `dtype`: ``v |y|``, at least half of its smallest step.
 
     Parameters
     ----------
-    x, qw, bias, x_scale
+    x, qw, bias, x_scale, x_zero
         As for :func:`matmul`.
     dtype : str or dtype
         float16, bfloat16 or float32: of the result.
     scaled_weights : bool
         The kernel multiplies weights by scales in `dtype`.
     accumulator_bits : int
-        Significant bits of fp8 accumulators within 128 k: 24, or 14 on GPUs that keep no more.
+        Significant bits of fp8 accumulators within `promote_k`: 24, or 14 on GPUs that keep no more.
+    promote_k : int
+        k summed in an fp8 accumulator of fewer bits.
     likely : bool
         Replace K in gamma by ``8 sqrt(K)``: what rounding errors of mean zero stay under with overwhelming
         probability (Higham and Mary, 2019). For data of random signs; catches far smaller faults.
@@ -316,7 +431,7 @@ def bound(
     (..., N) float64, positive
     """
     dtype = _float_dtype(dtype)
-    y = np.abs(matmul(x, qw, x_scale=x_scale))
+    y = np.abs(matmul(x, qw, x_scale=x_scale, x_zero=x_zero))
     u, v, step = 2.0**-24, _UNIT_ROUNDOFF[dtype], _LEAST_STEP[dtype]
     if qw.scheme == "w8a8-int8":
         error = 4 * u * y
@@ -324,14 +439,14 @@ def bound(
         size = _absolute_product(x, qw, x_scale)
         steps = (min(8 * np.sqrt(qw.k), qw.k) if likely else qw.k) + 16
         error = steps * u / (1 - steps * u) * size
-        if qw.scheme == "w8a8-fp8" and accumulator_bits < 24:
-            error += 4 * 2.0 ** (1 - accumulator_bits) * size
+        if qw.scheme in FP8_SCHEMES and accumulator_bits < 24:
+            error += promote_k / 32 * 2.0 ** (1 - accumulator_bits) * size
         if scaled_weights:
             reach = np.abs(x.reshape(-1, qw.k).astype(np.float64)).sum(axis=1).reshape(*x.shape[:-1], 1)
             error += v * size + step / 2 * reach
     error += qw.k * 2.0**-126  # each addition may flush a subnormal
     if bias is not None:
-        exact = np.abs(matmul(x, qw, bias, x_scale=x_scale))
+        exact = np.abs(matmul(x, qw, bias, x_scale=x_scale, x_zero=x_zero))
         error += u * (y + np.abs(bias.astype(np.float64)) + error)
         y = exact
     return error + np.maximum(v * (y + error), step / 2)
@@ -339,8 +454,10 @@ def bound(
 
 def _absolute_product(x: np.ndarray, qw: QuantizedWeight, x_scale: np.ndarray | None) -> np.ndarray:
     """Return |x| @ |w| in float64, with x as the kernel sees it (quantized, for w8a8)."""
-    if qw.scheme == "w4a16":
+    if qw.weight_only:
         rows = np.abs(_rows(x, qw).astype(np.float64))
+    elif qw.scheme == "w8a8-fp8-block":
+        rows = np.abs(_rows(_block_activations(x, qw, x_scale, FLOAT64), qw))
     else:
         codes, x_scale = quantize_activations(x, qw.scheme) if x_scale is None else (x, x_scale)
         values = float8_decode(codes) if qw.scheme == "w8a8-fp8" else codes

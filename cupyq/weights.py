@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
+import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,15 @@ from .arrays import (
 )
 from .errors import ArgumentError, CupyqError, DTypeError, FormatError, NotInstalled, ShapeError
 
-SCHEMES = ("w4a16", "w8a8-int8", "w8a8-fp8")
+WEIGHT_ONLY = {"w2a16": 2, "w4a16": 4, "w8a16": 8}
+"""Schemes whose activations stay in 16 bits -> bits of a code."""
+SCHEMES = (*WEIGHT_ONLY, "w8a8-int8", "w8a8-fp8", "w8a8-fp8-block")
+FP8_SCHEMES = ("w8a8-fp8", "w8a8-fp8-block")
+BLOCK = 128
+"""k, and output features, that share a scale of a "w8a8-fp8-block" weight."""
 GROUP_SIZES = (16, 32, 64, 128, 256)
-ZERO4 = 8
-"""Zero point of symmetric 4-bit codes 0..15."""
+LONGEST_INT8_K = (2**31 - 1) // 128**2
+"""Longest K of a "w8a8-int8" weight that holds the code -128. Without it 128 * 127 * K must fit, up to K = 132,104."""
 LAYOUT_VERSION = 1
 _FORMAT_NAME = "cupyq-weight"
 
@@ -45,16 +51,17 @@ class QuantizedWeight:
     Attributes
     ----------
     scheme : str
-        "w4a16", "w8a8-int8" or "w8a8-fp8".
+        "w2a16", "w4a16", "w8a16", "w8a8-int8", "w8a8-fp8" or "w8a8-fp8-block".
     k, n : int
         Input features (the reduced axis) and output features.
     group_size : int
-        Consecutive k that share a scale: 16, 32, 64, 128, 256, or -1 for the whole column.
+        Consecutive k that share a scale: 16, 32, 64, 128, 256, or -1 for the whole column. "w8a8-fp8-block": 128.
     symmetric : bool
-        Whether the zero point is fixed: 8 for 4-bit codes, 0 for 8-bit codes.
-    packed : (ceil(N/16), ceil(K/64), 32, 4) uint32 (w4a16) or (ceil(N/16), ceil(K/32), 32, 4) uint32 (w8a8)
-        Codes, in the layout of :mod:`cupyq.layout`.
-    scales : (ceil(N/16), G, 16) float16 or bfloat16 (w4a16), or float32 with G = 1 (w8a8)
+        Whether the zero point is fixed: 2, 8, 128 for codes of 2, 4, 8 bits, and 0 for w8a8.
+    packed : (ceil(N/16), ceil(K/unit), 32, 4) uint32
+        Codes, in the layout of :mod:`cupyq.layout`; a unit is 128, 64 or 32 k for codes of 2, 4 or 8 bits.
+    scales : (ceil(N/16), G, 16) float16 or bfloat16, or float32 (w8a8), G = 1 but for
+        "w8a8-fp8-block", whose scales are the same in every 128 features
     zeros : (ceil(N/16), G, 16) uint8, or None when symmetric
     perm : (K,) int32, or None
         Act order: packed row i multiplies column ``perm[i]`` of x.
@@ -79,7 +86,7 @@ class QuantizedWeight:
         _expect(self.packed, "packed", layout.packed_shape(self.k, self.n, self.bits), (np.dtype(np.uint32),))
         strip_groups = (layout.strips(self.n), self.groups, layout.STRIP)
         _expect(self.scales, "scales", strip_groups, scale_dtypes(self.scheme))
-        if not self.symmetric and self.scheme != "w4a16":
+        if not self.symmetric and not self.weight_only:
             raise ArgumentError(f"symmetric must be True for {self.scheme}: its codes have no zero points")
         if self.symmetric != (self.zeros is None):
             raise ArgumentError(
@@ -94,8 +101,13 @@ class QuantizedWeight:
 
     @property
     def bits(self) -> int:
-        """Bits of a code: 4 or 8."""
-        return 4 if self.scheme == "w4a16" else 8
+        """Bits of a code: 2, 4 or 8."""
+        return WEIGHT_ONLY.get(self.scheme, 8)
+
+    @property
+    def weight_only(self) -> bool:
+        """Whether activations stay in 16 bits."""
+        return self.scheme in WEIGHT_ONLY
 
     @property
     def groups(self) -> int:
@@ -248,7 +260,7 @@ class QuantizedWeight:
             )
             if weight.scale_dtype.name != scale_dtype:
                 raise FormatError(f"scales are {weight.scale_dtype.name} but the metadata says {scale_dtype}")
-            _check_values(weight.scales, weight.zeros, weight.perm)
+            _check_values(weight.scales, weight.zeros, weight.perm, weight.scheme)
         except (CupyqError, KeyError, ValueError) as error:
             what = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
             raise FormatError(f"{os.fspath(path)} is damaged: {what}") from error
@@ -281,11 +293,15 @@ def check_scheme(scheme: str) -> str:
 
 
 def check_group_size(group_size: int | None, scheme: str) -> int:
-    """Return a legal group size for `scheme`; None means its default (128 for w4a16, -1 for w8a8).
+    """Return a legal group size for `scheme`; None means its default (128, or -1 for w8a8).
 
     w8a8 has one group size; 128, the default of functions that serve every scheme, stands for it there.
     """
-    if scheme != "w4a16":
+    if scheme == "w8a8-fp8-block":
+        if isinstance(group_size, bool) or group_size not in (None, BLOCK):
+            raise ArgumentError(f"group_size must be {BLOCK} for {scheme}, got {group_size!r}")
+        return BLOCK
+    if scheme not in WEIGHT_ONLY:
         if isinstance(group_size, bool) or group_size not in (None, -1, 128):
             raise ArgumentError(f"group_size must be -1 for {scheme} (one scale an output feature), got {group_size!r}")
         return -1
@@ -306,7 +322,12 @@ def group_count(k: int, group_size: int) -> int:
 
 def scale_dtypes(scheme: str) -> tuple[np.dtype, ...]:
     """Return the dtypes that scales of `scheme` may be stored in."""
-    return (FLOAT16, BFLOAT16) if scheme == "w4a16" else (FLOAT32,)
+    return (FLOAT16, BFLOAT16) if scheme in WEIGHT_ONLY else (FLOAT32,)
+
+
+def symmetric_zero(scheme: str) -> int:
+    """Return the zero point of symmetric codes: the middle of their range, or 0 for w8a8's signed codes."""
+    return 1 << WEIGHT_ONLY[scheme] - 1 if scheme in WEIGHT_ONLY else 0
 
 
 def _whole(value: Any, name: str, at_least: int) -> int:
@@ -332,7 +353,7 @@ def _expect(array: Array, name: str, shape: tuple[int, ...], dtypes: tuple[np.dt
         raise ArgumentError(f"{name} must be C-contiguous, got strides {array.strides}")
 
 
-def _check_values(scales: Array, zeros: Array | None, perm: Array | None) -> None:
+def _check_values(scales: Array, zeros: Array | None, perm: Array | None, scheme: str) -> None:
     """Raise `ArgumentError` for a non-finite or negative scale, a zero point out of range, a perm that is none."""
     xp = namespace_of(scales, "scales")
     wide = scales.astype(np.float32)  # bfloat16 has few ufuncs of its own
@@ -340,9 +361,10 @@ def _check_values(scales: Array, zeros: Array | None, perm: Array | None) -> Non
     if bad.any():
         at = first_position(bad)
         raise ArgumentError(f"scales must be finite and not negative, got {float(wide[at])} at {at}")
-    if zeros is not None and zeros.size and (zeros.min() < 0 or zeros.max() > 15):
-        at = first_position((zeros < 0) | (zeros > 15))
-        raise ArgumentError(f"zeros must lie in 0..15, got {int(zeros[at])} at {at}")
+    high = (1 << WEIGHT_ONLY.get(scheme, 0)) - 1
+    if zeros is not None and zeros.size and (int(zeros.min()) < 0 or int(zeros.max()) > high):
+        at = first_position((zeros < 0) | (zeros > high))
+        raise ArgumentError(f"zeros must lie in 0..{high} for {scheme}, got {int(zeros[at])} at {at}")
     if perm is not None:
         xp = namespace_of(perm, "perm")
         if not bool((xp.sort(perm) == xp.arange(perm.shape[0])).all()):
@@ -350,10 +372,10 @@ def _check_values(scales: Array, zeros: Array | None, perm: Array | None) -> Non
 
 
 def _code_bytes(codes: Array, scheme: str) -> Array:
-    """Return codes as uint8 values (4-bit) or bit patterns (8-bit), each checked."""
+    """Return codes as uint8 values, or bit patterns (w8a8), each checked."""
     xp = namespace_of(codes, "codes")
     dtype = np.dtype(codes.dtype)
-    if scheme == "w8a8-fp8":
+    if scheme in FP8_SCHEMES:
         _expect_dtype(codes, "codes", (FLOAT8, np.dtype(np.uint8)))
         bits = codes.view(np.uint8) if dtype == FLOAT8 else codes
         nan = (bits & np.uint8(0x7F)) == np.uint8(0x7F)
@@ -362,11 +384,11 @@ def _code_bytes(codes: Array, scheme: str) -> Array:
         return bits
     if dtype.kind not in "iu":
         raise DTypeError(f"codes must have an integer dtype for {scheme}, got {dtype.name}")
-    low, high = (0, 15) if scheme == "w4a16" else (-128, 127)
+    low, high = (0, (1 << WEIGHT_ONLY[scheme]) - 1) if scheme in WEIGHT_ONLY else (-128, 127)
     if codes.size and (int(codes.min()) < low or int(codes.max()) > high):
         at = first_position((codes < low) | (codes > high))
         raise ArgumentError(f"codes must lie in {low}..{high} for {scheme}, got {int(codes[at])} at {at}")
-    if scheme == "w4a16":
+    if scheme in WEIGHT_ONLY:
         return codes.astype(np.uint8, copy=False)
     return xp.asarray(codes.astype(np.int8, copy=False)).view(np.uint8)
 
@@ -386,19 +408,20 @@ def pack(
     """Pack codes made elsewhere. The inverse of :func:`unpack`, bit for bit.
 
     The weight meant is ``w[k, n] = (codes[k, n] - zeros[k // g, n]) * scales[k // g, n]``, where `zeros` None stands
-    for 8 (w4a16) or 0 (w8a8).
+    for 2, 8 or 128 (w2a16, w4a16, w8a16) or 0 (w8a8).
 
     Parameters
     ----------
     codes : (K, N), NumPy or CuPy, any strides
-        w4a16: an integer dtype, values 0..15. w8a8-int8: an integer dtype, -128..127. w8a8-fp8: float8_e4m3fn, or its
-        bit patterns as uint8 (CuPy has no 8-bit floats); NaN is refused.
+        w4a16: an integer dtype, values 0..15 (w2a16: 0..3, w8a16: 0..255). w8a8-int8: an integer dtype, -128..127.
+        w8a8-fp8: float8_e4m3fn, or its bit patterns as uint8 (CuPy has no 8-bit floats); NaN is refused.
     scales : (G, N)
-        float16 or bfloat16 for w4a16, float32 (1, N) for w8a8; finite and >= 0. G = ceil(K / group_size), or 1.
+        float16 or bfloat16, or float32 (1, N) for w8a8; finite and >= 0. G = ceil(K / group_size), or 1.
+        w8a8-fp8-block: float32 (G, ceil(N/128)), one a block, or (G, N) with equal values in each.
     zeros : (G, N) of an integer dtype, optional
-        Zero points 0..15 of an asymmetric w4a16 weight; None makes it symmetric.
+        Zero points of an asymmetric weight, in the range of its codes; None makes it symmetric. Not for w8a8.
     scheme : str
-        "w4a16", "w8a8-int8" or "w8a8-fp8".
+        "w2a16", "w4a16", "w8a16", "w8a8-int8", "w8a8-fp8" or "w8a8-fp8-block".
     group_size : int, optional
         16, 32, 64, 128 (default) or 256, or -1 for the whole column. w8a8 always has -1.
     perm : (K,) of an integer dtype, optional
@@ -422,23 +445,31 @@ def pack(
     k, n = map(int, codes.shape)
     grid = (group_count(k, group_size), n)
     _expect_dtype(scales, "scales", scale_dtypes(scheme))
+    if scheme == "w8a8-fp8-block":
+        scales = _block_scales(scales, grid, xp)
     if tuple(scales.shape) != grid:
         raise ShapeError(f"scales must have shape (groups, N) = {grid}, got {tuple(scales.shape)}")
     if zeros is not None:
-        if scheme != "w4a16":
+        if scheme not in WEIGHT_ONLY:
             raise ArgumentError(f"zeros must be None for {scheme}: its codes have no zero points")
         _expect_integer(zeros, "zeros", grid)
     if perm is not None:
         _expect_integer(perm, "perm", (k,))
-    _check_values(scales, zeros, perm)
+    _check_values(scales, zeros, perm, scheme)
     data = _code_bytes(codes, scheme)
-    if scheme != "w4a16":
+    if scheme == "w8a8-int8" and k > LONGEST_INT8_K and bool((data == np.uint8(128)).any()):
+        at = first_position(data == np.uint8(128))
+        raise ArgumentError(
+            f"codes must not be -128 where K is above {LONGEST_INT8_K}, got it at {at}: sums of products of -128 by "
+            f"-128 leave int32 at K={k}"
+        )
+    if scheme not in WEIGHT_ONLY:
         packed = layout.pack8(data)
     elif zeros is None:
-        packed = layout.pack4(data, ZERO4)
+        packed = layout.pack16(data, WEIGHT_ONLY[scheme], symmetric_zero(scheme))
     else:
         zeros = zeros.astype(np.uint8, copy=False)
-        packed = layout.pack4(data, 0, pad_row=zeros[-1])
+        packed = layout.pack16(data, WEIGHT_ONLY[scheme], 0, pad_row=zeros[-1])
     return QuantizedWeight(
         scheme=scheme,
         k=k,
@@ -450,6 +481,20 @@ def pack(
         zeros=None if zeros is None else layout.interleave(zeros),
         perm=None if perm is None else xp.ascontiguousarray(perm.astype(np.int32)),
     )
+
+
+def _block_scales(scales: Array, grid: tuple[int, int], xp: Any) -> Array:
+    """Return scales of 128 x 128 blocks, one a block or one a feature, as (G, N)."""
+    blocks = (grid[0], -(-grid[1] // BLOCK))
+    if tuple(scales.shape) == blocks:
+        return xp.repeat(scales, BLOCK, axis=1)[:, : grid[1]]
+    if tuple(scales.shape) == grid:
+        first = xp.repeat(scales[:, ::BLOCK], BLOCK, axis=1)[:, : grid[1]]
+        if bool((first != scales).any()):
+            at = first_position(first != scales)
+            raise ArgumentError(f"scales must be equal in each block of {BLOCK} features, got two values at {at}")
+        return scales
+    raise ShapeError(f"scales must have shape (groups, ceil(N/{BLOCK})) = {blocks}, got {tuple(scales.shape)}")
 
 
 def _expect_integer(array: Array, name: str, shape: tuple[int, ...]) -> None:
@@ -465,8 +510,8 @@ def unpack(qw: QuantizedWeight) -> tuple[Array, Array, Array | None]:
     Returns
     -------
     codes : (K, N)
-        uint8 0..15 (w4a16), int8 (w8a8-int8), float8_e4m3fn (w8a8-fp8; on CuPy its bit patterns as uint8). With act
-        order, rows are in packed order: row i belongs to input feature ``qw.perm[i]``.
+        uint8 (w2a16, w4a16, w8a16), int8 (w8a8-int8), float8_e4m3fn (fp8; on CuPy its bit patterns
+        as uint8). With act order, rows are in packed order: row i belongs to input feature ``qw.perm[i]``.
     scales : (G, N)
         In the stored dtype.
     zeros : (G, N) uint8, or None when symmetric
@@ -481,12 +526,31 @@ def unpack(qw: QuantizedWeight) -> tuple[Array, Array, Array | None]:
 
 def codes_of(qw: QuantizedWeight, first: int = 0, last: int | None = None) -> Array:
     """Return the codes of strips `first` to `last` (all by default), as :func:`unpack` does."""
-    if qw.scheme == "w4a16":
-        return layout.unpack4(qw.packed, qw.k, qw.n, first, last)
+    if qw.weight_only:
+        return layout.unpack16(qw.packed, qw.bits, qw.k, qw.n, first, last)
     data = layout.unpack8(qw.packed, qw.k, qw.n, first, last)
     if qw.scheme == "w8a8-int8":
         return data.view(np.int8)
     return data if is_cupy(data) else data.view(FLOAT8)
+
+
+def column_sums(qw: QuantizedWeight) -> Array:
+    """Return the sum of the codes of each output feature: (N,) int32, made once for a weight.
+
+    A zero point z of activations adds ``z * column_sum`` to a sum of products; a kernel takes that off.
+    """
+    found = _column_sums.get(id(qw))
+    if found is None:
+        xp = namespace_of(qw.packed, "packed")
+        found = xp.concatenate(
+            [codes_of(qw, first, last).sum(axis=0, dtype=np.int32) for first, last in layout.strip_blocks(qw.k, qw.n)]
+        )
+        _column_sums[id(qw)] = found
+        weakref.finalize(qw, _column_sums.pop, id(qw), None)
+    return found
+
+
+_column_sums: dict[int, Array] = {}
 
 
 def expect_weight(qw: Any) -> None:

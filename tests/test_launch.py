@@ -9,13 +9,13 @@ import warnings
 
 import numpy as np
 import pytest
-from fake_cupy import FakeCuPy, Misuse, _Stream
 
 import cupyq
 from cupyq import compiler, db, devices, dispatch, kernels, launch, reference
 from cupyq.arrays import BFLOAT16
 from cupyq.errors import DeviceMismatch, DTypeError, ShapeError
 from cupyq.kernels import DequantConfig, Problem, W4A16Config
+from fake_cupy import FakeCuPy, Misuse, _Stream
 
 SCHEMES = ("w4a16", "w8a8-int8", "w8a8-fp8")
 DTYPES = (np.dtype(np.float16), BFLOAT16)
@@ -92,7 +92,7 @@ def check(x, qw, y, bias=None, **options):
     """Hold a fake CuPy result against the reference on the host."""
     assert type(y).__module__ == "cupy"
     host = y.get()
-    limit = reference.bound(x, qw, host.dtype, bias, scaled_weights=qw.scheme == "w4a16", **options)
+    limit = reference.bound(x, qw, host.dtype, bias, scaled_weights=qw.weight_only, **options)
     result = reference.compare(host, reference.matmul(x, qw, bias), limit)
     assert result.ok, result
 
@@ -120,6 +120,18 @@ def test_groups_and_zero_points(cupy, rng, options):
     qw = weight(k=100, n=17, **options)
     x = rng.standard_normal((3, 100)).astype(np.float16)
     check(x, qw, cupyq.matmul(cupy.asarray(x), qw.to_cupy()))
+
+
+@pytest.mark.parametrize("scheme", ["w2a16", "w8a16"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_other_bits(cupy, rng, scheme, dtype, symmetric):
+    qw = weight(scheme, 200, 24, group_size=64, symmetric=symmetric)
+    x = rng.standard_normal((3, 200)).astype(dtype)
+    check(x, qw, cupyq.matmul(cupy.asarray(x), qw.to_cupy()))
+    w = cupyq.dequantize(qw.to_cupy(), dtype)
+    assert w.get().tobytes() == reference.dequantize(qw, dtype).tobytes()
+    assert len(cupy.launches) == 2
 
 
 def test_leading_axes_and_one_row(cupy, rng):

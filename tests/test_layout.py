@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -44,9 +46,14 @@ def test_fragment8_matches_the_ptx_isa():
             assert layout.fragment8(lane, i // 4, i % 4) == (row, column)
 
 
-@pytest.mark.parametrize(("position", "bits"), [(layout.position4, 4), (layout.position8, 8)])
-def test_position_is_a_bijection_onto_the_bits(position, bits):
-    k, n = 2 * layout.UNIT_K[bits], 48
+def position_of(bits, activation_bits=16):
+    """Return the function (k, n) -> place of codes of `bits`."""
+    return (lambda k, n: layout.position16(k, n, bits)) if activation_bits == 16 else layout.position8
+
+
+@pytest.mark.parametrize(("bits", "activation_bits"), [(2, 16), (4, 16), (8, 16), (8, 8)])
+def test_position_is_a_bijection_onto_the_bits(bits, activation_bits):
+    position, k, n = position_of(bits, activation_bits), 2 * layout.UNIT_K[bits], 48
     rows, columns = np.meshgrid(np.arange(k), np.arange(n), indexing="ij")
     strip, unit, lane, word, bit = position(rows, columns)
     shape = (*layout.packed_shape(k, n, bits), 32 // bits)
@@ -55,11 +62,18 @@ def test_position_is_a_bijection_onto_the_bits(position, bits):
     assert (bit % bits == 0).all()
 
 
-def test_position4_agrees_with_the_fragment_table():
-    lane, word, register, element = np.meshgrid(LANE, REGISTER, REGISTER, np.arange(2), indexing="ij")
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_position16_agrees_with_the_fragment_table(bits):
+    tiles = np.arange(layout.UNIT_K[bits] // 16)
+    lane, tile, register, element = np.meshgrid(LANE, tiles, REGISTER, np.arange(2), indexing="ij")
     row, tile_k = layout.fragment16(lane, register, element)
-    found = layout.position4(16 * word + tile_k, row)
-    for got, want in zip(found, (0, 0, lane, word, layout.nibble_bit(register, element)), strict=True):
+    word, bit = {
+        2: (tile // 2, 2 * register + 8 * (tile % 2) + 16 * element),
+        4: (tile, 4 * register + 16 * element),
+        8: (2 * tile + register // 2, 16 * (register % 2) + 8 * element),
+    }[bits]
+    found = layout.position16(16 * tile + tile_k, row, bits)
+    for got, want in zip(found, (0, 0, lane, word, bit), strict=True):
         assert (got == want).all()
 
 
@@ -72,32 +86,38 @@ def test_position8_agrees_with_the_fragment_table():
 
 
 def test_masks_give_the_codes_of_a_register():
-    # The kernels rely on it: (word >> 4 r) & 0x000f000f holds elements 0 (low half) and 1 (high half) of register r.
-    codes = np.arange(8, dtype=np.uint32)
-    word = 0
-    for register in range(4):
-        for element in range(2):
-            word |= int(codes[2 * register + element]) << int(layout.nibble_bit(register, element))
-    for register in range(4):
-        assert (word >> 4 * register) & 0x000F000F == 2 * register | (2 * register + 1) << 16
+    # What the kernels rely on: one shift and one mask give the two codes of a register, 16 bits apart.
+    for bits, mask in ((4, 0x000F000F), (2, 0x00030003)):
+        for tile in range(layout.UNIT_K[bits] // 16):
+            codes = np.zeros((layout.UNIT_K[bits], 16), np.uint8)
+            for register in range(4):
+                for element in range(2):
+                    row, k = layout.fragment16(0, register, element)
+                    codes[16 * tile + k, row] = (2 * register + element) & (2**bits - 1)
+            word = int(layout.pack16(codes, bits, 0)[0, 0, 0, tile * bits // 4])
+            shift = 8 * (tile % 2) if bits == 2 else 0
+            for register in range(4):
+                pair = (2 * register & (2**bits - 1)) | (2 * register + 1 & (2**bits - 1)) << 16
+                assert word >> shift >> bits * register & mask == pair
 
 
 SHAPES = [(1, 1), (64, 16), (65, 17), (130, 40), (31, 33), (200, 7)]
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize(("k", "n"), SHAPES)
-def test_pack4_puts_every_code_where_the_table_says(rng, k, n):
-    codes = rng.integers(0, 16, (k, n), dtype=np.uint8)
-    pad_row = rng.integers(0, 16, n, dtype=np.uint8)
-    packed = layout.pack4(codes, 3, pad_row)
+def test_pack16_puts_every_code_where_the_table_says(rng, bits, k, n):
+    codes = rng.integers(0, 2**bits, (k, n), dtype=np.uint8)
+    pad_row = rng.integers(0, 2**bits, n, dtype=np.uint8)
+    packed = layout.pack16(codes, bits, 3, pad_row)
     strips, units = packed.shape[:2]
-    full = np.full((units * 64, strips * 16), 3, dtype=np.uint8)
+    full = np.full((units * layout.UNIT_K[bits], strips * 16), 3, dtype=np.uint8)
     full[k:, :n] = pad_row
     full[:k, :n] = codes
-    rows, columns = np.meshgrid(np.arange(units * 64), np.arange(strips * 16), indexing="ij")
-    strip, unit, lane, word, bit = layout.position4(rows, columns)
-    assert np.array_equal(packed[strip, unit, lane, word] >> bit & 15, full)
-    assert np.array_equal(layout.unpack4(packed, k, n), codes)
+    rows, columns = np.meshgrid(np.arange(full.shape[0]), np.arange(strips * 16), indexing="ij")
+    strip, unit, lane, word, bit = layout.position16(rows, columns, bits)
+    assert np.array_equal(packed[strip, unit, lane, word] >> bit & (2**bits - 1), full)
+    assert np.array_equal(layout.unpack16(packed, bits, k, n), codes)
 
 
 @pytest.mark.parametrize(("k", "n"), SHAPES)
@@ -113,17 +133,22 @@ def test_pack8_puts_every_code_where_the_table_says(rng, k, n):
     assert np.array_equal(layout.unpack8(packed, k, n), codes)
 
 
-@pytest.mark.parametrize(
-    ("pack", "unpack"), [(lambda c: layout.pack4(c, 8), layout.unpack4), (layout.pack8, layout.unpack8)]
-)
+def pairs():
+    """Yield (pack, unpack) of every kind of code; values 0..3 suit them all."""
+    for bits in (2, 4, 8):
+        yield functools.partial(layout.pack16, bits=bits, pad=0), functools.partial(layout.unpack16, bits=bits)
+    yield layout.pack8, layout.unpack8
+
+
+@pytest.mark.parametrize(("pack", "unpack"), [*pairs()])
 def test_blocks_of_strips_join_without_a_seam(rng, monkeypatch, pack, unpack):
-    codes = rng.integers(0, 16, (70, 330), dtype=np.uint8)
+    codes = rng.integers(0, 4, (70, 330), dtype=np.uint8)
     whole = pack(codes)
     monkeypatch.setattr(layout, "_BLOCK_ELEMENTS", 1)
     assert np.array_equal(pack(codes), whole)
-    assert np.array_equal(unpack(whole, 70, 330), codes)
-    assert np.array_equal(unpack(whole, 70, 330, 5, 9), codes[:, 80:144])
-    assert np.array_equal(unpack(whole, 70, 330, 20, 21), codes[:, 320:])
+    assert np.array_equal(unpack(whole, k=70, n=330), codes)
+    assert np.array_equal(unpack(whole, k=70, n=330, first=5, last=9), codes[:, 80:144])
+    assert np.array_equal(unpack(whole, k=70, n=330, first=20, last=21), codes[:, 320:])
 
 
 @pytest.mark.parametrize("order", ["C", "F", "strided", "reversed"])
@@ -135,7 +160,7 @@ def test_packing_does_not_mind_strides(rng, order):
         "strided": np.repeat(codes, 2, axis=1)[:, ::2],
         "reversed": codes[::-1, ::-1].copy()[::-1, ::-1],
     }
-    assert np.array_equal(layout.pack4(views[order], 8), layout.pack4(codes, 8))
+    assert np.array_equal(layout.pack16(views[order], 4, 8), layout.pack16(codes, 4, 8))
     assert np.array_equal(layout.pack8(views[order]), layout.pack8(codes))
 
 

@@ -273,7 +273,7 @@ def test_search_does_not_lose_tiny_weights():
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 WRONG = {
-    "scheme": ({"scheme": "int4"}, ArgumentError, "scheme must be one of 'w4a16', 'w8a8-int8', 'w8a8-fp8', got 'int4'"),
+    "scheme": ({"scheme": "int4"}, ArgumentError, "scheme must be one of 'w2a16', 'w4a16', .*, got 'int4'"),
     "group_size": ({"group_size": 100}, ArgumentError, "group_size must be one of 16, 32, 64, 128, 256 or -1"),
     "group_size_0": ({"group_size": 0}, ArgumentError, "got 0"),
     "clip": ({"clip": "best"}, ArgumentError, "clip must be 'none' or 'search', got 'best'"),
@@ -311,3 +311,32 @@ def test_no_output_features():
 
 def test_quantize_is_the_function():
     assert callable(quantize_function)
+
+
+@pytest.mark.parametrize("scheme", ["w2a16", "w8a16"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("clip", ["none", "search"])
+def test_other_bits_are_within_half_a_step(scheme, symmetric, clip):
+    w = random_weight(200, 24)
+    qw = cupyq.quantize(w, scheme, 64, symmetric, clip=clip)
+    codes, _scales, zeros = unpack(qw)
+    high = 3 if scheme == "w2a16" else 255
+    assert codes.max() == high
+    assert zeros is None or 0 < zeros.max() <= high
+    if clip == "none":
+        assert largest_error_in_steps(w, qw) <= 0.5 + high * 2.0**-11
+    else:
+        plain = cupyq.quantize(w, scheme, 64, symmetric)
+        error, before = (np.square(cupyq.dequantize(q, "float64") - w).sum() for q in (qw, plain))
+        assert error <= before
+        assert scheme == "w8a16" or error < 0.7 * before
+
+
+@pytest.mark.parametrize("scheme", ["w2a16", "w8a16"])
+def test_other_bits_keep_zeros_and_refuse_nan(scheme):
+    w = random_weight(64, 8)
+    w[:, 2] = 0
+    assert (cupyq.dequantize(cupyq.quantize(w, scheme, symmetric=False))[:, 2] == 0).all()
+    w[3, 3] = np.nan
+    with pytest.raises(ArgumentError, match=r"w must be finite, got nan at \(3, 3\)"):
+        cupyq.quantize(w, scheme)

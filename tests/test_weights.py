@@ -14,7 +14,7 @@ import cupyq
 from cupyq import layout
 from cupyq.arrays import BFLOAT16, FLOAT8
 from cupyq.errors import ArgumentError, DTypeError, FormatError, ShapeError
-from cupyq.weights import QuantizedWeight, group_count, pack, unpack
+from cupyq.weights import WEIGHT_ONLY, QuantizedWeight, group_count, pack, unpack
 
 SCHEMES = ("w4a16", "w8a8-int8", "w8a8-fp8")
 
@@ -22,11 +22,11 @@ SCHEMES = ("w4a16", "w8a8-int8", "w8a8-fp8")
 def parts(seed, scheme, k, n, group_size=128, symmetric=True, scale_dtype=np.float16):
     """Return random (codes, scales, zeros) that `pack` takes."""
     rng = np.random.default_rng(seed)
-    if scheme == "w4a16":
-        groups = group_count(k, group_size)
-        codes = rng.integers(0, 16, (k, n), dtype=np.uint8)
+    if scheme in WEIGHT_ONLY:
+        groups, count = group_count(k, group_size), 2 ** WEIGHT_ONLY[scheme]
+        codes = rng.integers(0, count, (k, n), dtype=np.uint8)
         scales = rng.random((groups, n)).astype(scale_dtype)
-        zeros = None if symmetric else rng.integers(0, 16, (groups, n), dtype=np.uint8)
+        zeros = None if symmetric else rng.integers(0, count, (groups, n), dtype=np.uint8)
         return codes, scales, zeros
     bits = rng.integers(0, 256, (k, n), dtype=np.uint8)
     scales = rng.random((1, n), dtype=np.float32)
@@ -50,18 +50,19 @@ def weight(scheme="w4a16", k=100, n=20, **options):
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
+    scheme=st.sampled_from([*WEIGHT_ONLY]),
     k=st.integers(1, 300),
     n=st.integers(1, 70),
     group_size=st.sampled_from([16, 32, 64, 128, 256, -1]),
     symmetric=st.booleans(),
     scale_dtype=st.sampled_from([np.dtype(np.float16), BFLOAT16]),
 )
-def test_w4a16_round_trip(seed, k, n, group_size, symmetric, scale_dtype):
-    given_parts = parts(seed, "w4a16", k, n, group_size, symmetric, scale_dtype)
-    qw = pack(*given_parts, scheme="w4a16", group_size=group_size)
+def test_weight_only_round_trip(seed, scheme, k, n, group_size, symmetric, scale_dtype):
+    given_parts = parts(seed, scheme, k, n, group_size, symmetric, scale_dtype)
+    qw = pack(*given_parts, scheme=scheme, group_size=group_size)
     found = unpack(qw)
     assert all(same(a, b) for a, b in zip(found, given_parts, strict=True))
-    again = pack(*found, scheme="w4a16", group_size=group_size)
+    again = pack(*found, scheme=scheme, group_size=group_size)
     assert all(same(getattr(again, f), getattr(qw, f)) for f in ("packed", "scales", "zeros", "perm"))
 
 
@@ -85,7 +86,7 @@ def test_padding_dequantizes_to_zero(symmetric):
     # k beyond K holds the zero point of the last group, features beyond N have scale 0: kernels need no mask for them.
     codes, scales, zeros = parts(3, "w4a16", 70, 20, 32, symmetric)
     qw = pack(codes, scales, zeros, scheme="w4a16", group_size=32)
-    padded = layout.unpack4(qw.packed, 128, 32)
+    padded = layout.unpack16(qw.packed, 4, 128, 32)
     zero_row = np.full(20, 8) if zeros is None else zeros[-1]
     assert (padded[70:, :20] == zero_row).all()
     assert (padded[:, 20:] == (8 if symmetric else 0)).all()
@@ -195,16 +196,26 @@ def test_scales_must_be_finite_and_not_negative(bad, dtype):
         pack(np.zeros((32, 16), np.uint8), scales, scheme="w4a16", group_size=16)
 
 
-@pytest.mark.parametrize("bad", [16, -1])
-def test_zeros_out_of_range(bad):
-    zeros = np.zeros((1, 4), np.int32)
-    zeros[0, 1] = bad
-    with pytest.raises(ArgumentError, match=rf"zeros must lie in 0\.\.15, got {bad} at \(0, 1\)"):
-        pack(np.zeros((16, 4), np.uint8), np.ones((1, 4), np.float16), zeros, scheme="w4a16")
+@pytest.mark.parametrize(("scheme", "high"), [("w2a16", 3), ("w4a16", 15), ("w8a16", 255)])
+def test_codes_and_zeros_out_of_range(scheme, high):
+    for bad in (high + 1, -1):
+        wrong = np.zeros((1, 4), np.int32)
+        wrong[0, 1] = bad
+        with pytest.raises(ArgumentError, match=rf"zeros must lie in 0\.\.{high} for {scheme}, got {bad} at \(0, 1\)"):
+            pack(np.zeros((16, 4), np.uint8), np.ones((1, 4), np.float16), wrong, scheme=scheme)
+        with pytest.raises(ArgumentError, match=rf"codes must lie in 0\.\.{high} for {scheme}, got {bad} at \(0, 1\)"):
+            pack(wrong, np.ones((1, 4), np.float16), scheme=scheme)
+
+
+@pytest.mark.parametrize(("scheme", "middle"), [("w2a16", 2), ("w4a16", 8), ("w8a16", 128)])
+def test_symmetric_codes_count_from_their_middle(scheme, middle):
+    codes = np.arange(2 * middle).reshape(-1, 1)
+    qw = pack(codes, np.full((1, 1), 0.5, np.float16), scheme=scheme, group_size=-1)
+    assert np.array_equal(cupyq.dequantize(qw), (codes - middle) * 0.5)
 
 
 WRONG = {
-    "scheme": ({"scheme": "w2a16"}, ArgumentError, "scheme must be one of"),
+    "scheme": ({"scheme": "w3a16"}, ArgumentError, "scheme must be one of"),
     "group_size": ({"group_size": 48}, ArgumentError, "group_size must be one of"),
     "group_size_bool": ({"group_size": True}, ArgumentError, "group_size must be an integer"),
     "codes_float": ({"codes": np.zeros((32, 4))}, DTypeError, "codes must have an integer dtype"),
