@@ -21,7 +21,7 @@ from .arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Array, float8_decode
 from .kernels import DequantConfig, Problem, dequant
 from .kernels import quantize_activations as quantize_activations_kernel
 from .kernels.call import padded_k, pointer
-from .weights import QuantizedWeight
+from .weights import BLOCK, QuantizedWeight
 
 _DTYPES = {"float16": FLOAT16, "bfloat16": BFLOAT16}
 _PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, another stream in each thread
@@ -317,9 +317,12 @@ class Launcher:
             kind = FLOAT64 if self.problem.op == "w8a8-int8" else FLOAT32
             if x_scale is None:
                 x, x_scale = reference.quantize_activations(x, self.problem.op)
-            values = float8_decode(x) if self.problem.op == "w8a8-fp8" else x
-            codes = reference.dequantize(self.qw, kind)
-            wide = cupy.matmul(values.astype(kind), codes) * x_scale.reshape(-1, 1)
+            values = x.astype(kind) if self.problem.op == "w8a8-int8" else float8_decode(x)
+            w = reference.dequantize(self.qw, kind)
+            if self.problem.op == "w8a8-fp8-block":
+                wide = cupy.matmul(values * cupy.repeat(x_scale, BLOCK, axis=-1)[:, : self.problem.k], w)
+            else:
+                wide = cupy.matmul(values, w) * x_scale.reshape(-1, 1)
         y[...] = wide if bias is None else wide + bias.astype(wide.dtype)
 
 
@@ -360,7 +363,7 @@ def quantize_activations(x: Array, scheme: str) -> tuple[Array, Array] | None:
     import cupy
 
     dtype = np.dtype(x.dtype).name
-    if scheme not in reference.LARGEST_CODE or dtype not in _DTYPES or x.ndim == 0 or x.size == 0:
+    if scheme not in ("w8a8-int8", "w8a8-fp8") or dtype not in _DTYPES or x.ndim == 0 or x.size == 0:
         return None
     k = x.shape[-1]
     rows = x.reshape(-1, k)

@@ -12,9 +12,10 @@ import numpy as np
 from . import bands, reference
 from .arrays import ACTIVATION_DTYPES, BFLOAT16, FLOAT8, FLOAT16, FLOAT32, Array, common_namespace, namespace_of
 from .errors import ArgumentError, DTypeError, ShapeError
-from .weights import QuantizedWeight, expect_weight
+from .weights import BLOCK, QuantizedWeight, expect_weight
 
-_CODE_DTYPES = {"w8a8-int8": (np.dtype(np.int8),), "w8a8-fp8": (FLOAT8, np.dtype(np.uint8))}
+_FP8_CODES = (FLOAT8, np.dtype(np.uint8))
+_CODE_DTYPES = {"w8a8-int8": (np.dtype(np.int8),), "w8a8-fp8": _FP8_CODES, "w8a8-fp8-block": _FP8_CODES}
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -40,10 +41,10 @@ def _check_x(x: Array, qw: QuantizedWeight, x_scale: Array | None) -> None:
             raise DTypeError(f"x must hold codes ({accepted}) where x_scale is given, got {dtype.name}")
         if np.dtype(x_scale.dtype) != FLOAT32:
             raise DTypeError(f"x_scale must be float32, got {np.dtype(x_scale.dtype).name}")
-        if tuple(x_scale.shape) != tuple(x.shape[:-1]):
-            raise ShapeError(
-                f"x_scale must have shape {tuple(x.shape[:-1])}, one a row of x, got {tuple(x_scale.shape)}"
-            )
+        blocks = (-(-qw.k // BLOCK),) if qw.scheme == "w8a8-fp8-block" else ()
+        if tuple(x_scale.shape) != (*x.shape[:-1], *blocks):
+            each = f"one for {BLOCK} k of a row of x" if blocks else "one a row of x"
+            raise ShapeError(f"x_scale must have shape {(*x.shape[:-1], *blocks)}, {each}, got {tuple(x_scale.shape)}")
     elif dtype not in ACTIVATION_DTYPES:
         raise DTypeError(
             f"x must be float16 or bfloat16, got {dtype.name}; convert it: x.astype(numpy.float16), "
@@ -87,7 +88,8 @@ def matmul(
     out : (..., N) of the result's dtype, optional
         Where the result goes; any strides. Returned.
     x_scale : (...,) float32, optional
-        w8a8: x holds codes of :func:`quantize_activations`, and these are their scales.
+        w8a8: x holds codes of :func:`quantize_activations`, and these are their scales; "w8a8-fp8-block":
+        (..., ceil(K/128)).
     dtype : dtype, optional
         Of the result, with `x_scale` only: float16 (default) or bfloat16. Otherwise the result has x's dtype.
 
@@ -153,7 +155,7 @@ def _into(
     if bias is not None:
         bias = cupy.ascontiguousarray(bias)
     if x_scale is not None:
-        x_scale = cupy.ascontiguousarray(x_scale).reshape(-1)
+        x_scale = cupy.ascontiguousarray(x_scale).reshape(-1, *x_scale.shape[x.ndim - 1 :])
         x = x.view(np.uint8) if np.dtype(x.dtype) == FLOAT8 else x
     rows = x.reshape(-1, x.shape[-1])
     launch.scratch.keep(rows, y, bias, x_scale)

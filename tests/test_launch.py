@@ -268,19 +268,21 @@ def test_dequant_path(cupy, rng, make, with_bias):
     assert result.ok, result
 
 
-@pytest.mark.parametrize(("card", "scheme"), [("a100-sxm", "w8a8-fp8"), ("a100-sxm", "w8a8-int8")])
+@pytest.mark.parametrize(
+    ("card", "scheme"), [("a100-sxm", "w8a8-fp8"), ("a100-sxm", "w8a8-int8"), ("a100-sxm", "w8a8-fp8-block")]
+)
 def test_where_no_kernel_runs(monkeypatch, tmp_path, rng, card, scheme):
     cupy = install(monkeypatch, tmp_path, (card,))
     if scheme == "w8a8-int8":  # sums that could overflow 32 bits
         monkeypatch.setattr("cupyq.kernels.w8a8.SAFE_K", 100)
-    qw = weight(scheme, 128, 24)
-    x = rng.standard_normal((3, 128)).astype(np.float16)
+    qw = weight(scheme, 200, 24)
+    x = rng.standard_normal((3, 200)).astype(np.float16)
     bias = np.ones(24, np.float16)
     y = cupyq.matmul(cupy.asarray(x), qw.to_cupy(), cupy.asarray(bias))
     check(x, qw, y, bias)
     codes, x_scale = reference.quantize_activations(x, scheme)
     again = cupyq.matmul(
-        cupy.asarray(codes.view(np.uint8 if scheme == "w8a8-fp8" else np.int8)),
+        cupy.asarray(codes.view(np.int8 if scheme == "w8a8-int8" else np.uint8)),
         qw.to_cupy(),
         cupy.asarray(bias),
         x_scale=cupy.asarray(x_scale),

@@ -10,7 +10,7 @@ from cupyq import reference
 from cupyq.arrays import BFLOAT16
 from cupyq.errors import ArgumentError, DTypeError, ShapeError
 
-SCHEMES = ("w4a16", "w8a8-int8", "w8a8-fp8")
+SCHEMES = ("w4a16", "w2a16", "w8a16", "w8a8-int8", "w8a8-fp8")
 DTYPES = (np.dtype(np.float16), BFLOAT16)
 
 
@@ -159,7 +159,7 @@ def test_inputs_are_left_alone(rng):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scale_dtype", ["float16", "bfloat16"])
 def test_result_has_the_dtype_of_x(rng, scheme, dtype, scale_dtype):
-    qw = weight(scheme, scale_dtype=scale_dtype if scheme == "w4a16" else None)
+    qw = weight(scheme, scale_dtype=None if "w8a8" in scheme else scale_dtype)
     x, bias = rng.standard_normal((4, 64)).astype(dtype), rng.standard_normal(24).astype(dtype)
     y = cupyq.matmul(x, qw, bias)
     assert y.dtype == dtype
@@ -203,7 +203,7 @@ def test_weight_must_be_a_quantized_weight():
 # --- quantized activations --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", SCHEMES[1:])
+@pytest.mark.parametrize("scheme", SCHEMES[3:])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_activations_quantized_beforehand(rng, scheme, dtype):
     qw = weight(scheme)
@@ -214,6 +214,18 @@ def test_activations_quantized_beforehand(rng, scheme, dtype):
     assert np.array_equal(y, cupyq.matmul(x, qw))
     if scheme == "w8a8-fp8":
         assert np.array_equal(y, cupyq.matmul(codes.view(np.uint8), qw, x_scale=x_scale, dtype=dtype))
+
+
+def test_scales_of_blocks(rng):
+    qw = weight("w8a8-fp8-block", 300, 150)
+    x = rng.standard_normal((2, 3, 300)).astype(np.float16)
+    codes, x_scale = cupyq.quantize_activations(x, "w8a8-fp8-block")
+    assert x_scale.shape == (2, 3, 3)
+    y = cupyq.matmul(x, qw)
+    check(x, qw, y)
+    assert np.array_equal(cupyq.matmul(codes, qw, x_scale=x_scale), y)
+    with pytest.raises(ShapeError, match=r"x_scale must have shape \(2, 3, 3\), one for 128 k of a row of x"):
+        cupyq.matmul(codes, qw, x_scale=x_scale[..., 0])
 
 
 def test_arguments_of_activations_quantized_beforehand():
@@ -230,7 +242,7 @@ def test_arguments_of_activations_quantized_beforehand():
     assert cupyq.matmul(codes, qw, x_scale=scale).dtype == np.float16
 
 
-@pytest.mark.parametrize("scheme", SCHEMES[1:])
+@pytest.mark.parametrize("scheme", SCHEMES[3:])
 def test_zero_row(rng, scheme):  # a9
     qw = weight(scheme, 256)
     x = rng.standard_normal((4, 256)).astype(np.float16)
