@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .faults import EmulatorFault, UnsupportedPTX
 
-__all__ = ["Counters", "EmulatorFault", "Result", "UnsupportedPTX", "launch", "load"]
+__all__ = ["Counters", "EmulatorFault", "Result", "TensorMap", "UnsupportedPTX", "launch", "load"]
 
 _loaded = False
 
@@ -20,12 +20,16 @@ def load_all() -> None:
         return
     from . import (  # noqa: F401
         ops_atomic,
+        ops_cluster,
         ops_control,
         ops_convert,
         ops_integer,
+        ops_mbarrier,
         ops_memory,
         ops_mma,
+        ops_tensor,
         ops_warp,
+        ops_wgmma,
     )
 
     _loaded = True
@@ -33,3 +37,4 @@ def load_all() -> None:
 
 from .counters import Counters  # noqa: E402
 from .launch import Result, launch, load  # noqa: E402
+from .tensormap import TensorMap  # noqa: E402

@@ -12,7 +12,7 @@ from .memory import IN_FLIGHT, SHIFT, WRITTEN
 class Batch:
     """What one execution of a cp.async instruction started."""
 
-    __slots__ = ("data", "group", "ins", "position", "size", "threads")
+    __slots__ = ("data", "group", "ins", "position", "serial", "size", "threads")
 
     def __init__(
         self, ins: Any, threads: np.ndarray, group: np.ndarray, position: np.ndarray, size: int, data: np.ndarray
@@ -34,6 +34,7 @@ class AsyncCopies:
         self.m = m
         self.committed = np.zeros(m.W * 32, np.int64)
         self.batches: list[Batch] = []
+        self.serial = 0
 
     def start(
         self, g: Any, ins: Any, active: np.ndarray | None, position: np.ndarray, size: int, data: np.ndarray
@@ -46,7 +47,10 @@ class AsyncCopies:
             marks[position >> SHIFT[size]] = np.frombuffer(bytes([IN_FLIGHT]) * size, marks.dtype)[0]
         if m.race is not None:
             m.race.async_start(g, ins, active, position, size)
-        self.batches.append(Batch(ins, threads, self.committed[threads].copy(), position, size, data))
+        batch = Batch(ins, threads, self.committed[threads].copy(), position, size, data)
+        batch.serial = self.serial
+        self.serial += 1
+        self.batches.append(batch)
 
     def commit(self, g: Any, active: np.ndarray | None) -> None:
         self.committed[g.flat_threads(active)] += 1
@@ -61,27 +65,25 @@ class AsyncCopies:
             here = np.zeros(len(limit), bool)
             here[g.flat_threads(active)] = True
             limit = np.where(here, limit, -1)
-        left = []
-        for batch in self.batches:
-            done = batch.group < limit[batch.threads]
-            if done.all():
-                self._land(batch, slice(None))
-            elif done.any():
-                self._land(batch, done)
-                keep = ~done
-                batch.threads, batch.group, batch.position, batch.data = (
-                    x[keep] for x in (batch.threads, batch.group, batch.position, batch.data)
-                )
-                left.append(batch)
-            else:
-                left.append(batch)
-        self.batches = left
+        self.batches = [b for b in self.batches if not self._take(b, b.group < limit[b.threads])]
 
-    def completed_before(self, g: Any, active: np.ndarray | None) -> list:
-        """Batches of the active threads that have not landed."""
+    def land_threads(self, threads: np.ndarray, before: int) -> None:
+        """Complete the copies that these threads started before the batch numbered `before`."""
         here = np.zeros(len(self.committed), bool)
-        here[g.flat_threads(active)] = True
-        return [b for b in self.batches if here[b.threads].any()]
+        here[threads] = True
+        self.batches = [b for b in self.batches if b.serial >= before or not self._take(b, here[b.threads])]
+
+    def _take(self, batch: Batch, done: np.ndarray) -> bool:
+        """Land the copies of a batch that are `done`; whether none is left."""
+        if done.all():
+            self._land(batch, slice(None))
+            return True
+        if done.any():
+            self._land(batch, done)
+            keep = ~done
+            parts = (batch.threads, batch.group, batch.position, batch.data)
+            batch.threads, batch.group, batch.position, batch.data = (x[keep] for x in parts)
+        return False
 
     def _land(self, batch: Batch, which: Any) -> None:
         m = self.m

@@ -165,8 +165,8 @@ class Decoder:
             if variable in self.program.frame:
                 return dtype.type(self.program.frame[variable] + offset)
             if space == "param":
-                at = self.program.params[variable.name][0] + offset
-                return lambda g: dtype.type(g.m.param_address + at)
+                # An address in param space; cvta.param, or ld.param, adds where the parameters lie.
+                return dtype.type(self.program.params[variable.name][0] + offset)
             name = variable.name
             return lambda g: dtype.type(g.m.symbols[name] + offset)
         raise self.refuse(ins, f"cannot use {operand!r} as a source")

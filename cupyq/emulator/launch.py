@@ -17,6 +17,7 @@ from .memory import DeviceMemory, place_arrays
 from .parser import Module, parse
 from .program import Program
 from .syntax import WIDTH, Sym
+from .tensormap import TensorMap
 
 CHECKS = ("memory", "race", "init", "sync")
 WAVE_BYTES = 700 << 20  # memory the registers and shared memory of one wave may take
@@ -205,13 +206,15 @@ class Launch:
         params = self.program.params
         if len(args) != len(params):
             raise ArgumentError(f"args: {len(args)} given, {self.program.entry} has {len(params)} parameters")
-        arrays = [(i, a) for i, a in enumerate(args) if isinstance(a, np.ndarray)]
+        held = [(i, a.array if isinstance(a, TensorMap) else a) for i, a in enumerate(args)]
+        arrays = [(i, a) for i, a in held if isinstance(a, np.ndarray)]
         addresses = place_arrays(self.memory, arrays)
         block = np.zeros(max(self.program.param_bytes, 8), np.uint8)
         for index, (arg, (name, (offset, size))) in enumerate(zip(args, params.items(), strict=True)):
             block[offset : offset + size] = self._bytes(index, arg, name, size, addresses)
         self.param_bytes = block
-        self.param_address = self.memory.add(block, "the parameters", False).start
+        placed = self.memory.add(block, "the parameters", False)
+        self.param_address = placed.start
 
     def _bytes(self, index: int, arg: Any, name: str, size: int, addresses: dict[int, int]) -> np.ndarray:
         where = f"args[{index}] ({name})"
@@ -221,8 +224,8 @@ class Launch:
             return np.frombuffer(addresses[index].to_bytes(8, "little"), np.uint8)
         if arg is None and size == 8:
             return np.zeros(8, np.uint8)
-        if hasattr(arg, "encode_for"):
-            raw = arg.encode_for(self.memory)
+        if isinstance(arg, TensorMap):
+            raw = arg.encode(addresses[index])
             if size != len(raw):
                 raise ArgumentError(f"{where}: a tensor map has {len(raw)} bytes, the parameter {size}")
             return np.frombuffer(raw, np.uint8)

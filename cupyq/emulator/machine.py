@@ -7,6 +7,7 @@ so that branches join again; groups that have waited long get a turn, so that sp
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -98,8 +99,38 @@ class Machine:
         self.copies = AsyncCopies(self)
         self.race = launch.make_race(self) if "race" in self.checks else None
         self._specials: dict[str, np.ndarray] = {}
-        self.mbarriers: Any = None
-        self.wgmma: Any = None
+        self._parts: dict[str, Any] = {}
+
+    # ---- parts that few kernels need
+
+    def mbar(self) -> Any:
+        """The wave's mbarriers."""
+        return self._part("mbarriers", "Mbarriers")
+
+    def bulk(self) -> Any:
+        """Bulk copies out of shared memory."""
+        return self._part("ops_tensor", "BulkStores")
+
+    def wg(self) -> Any:
+        """wgmma operations in flight."""
+        return self._part("ops_wgmma", "WgmmaReads")
+
+    def cluster(self) -> Any:
+        """Barriers of clusters."""
+        return self._part("ops_cluster", "ClusterBarriers")
+
+    def _part(self, module: str, name: str) -> Any:
+        found = self._parts.get(name)
+        if found is None:
+            found = self._parts[name] = getattr(import_module(f".{module}", __package__), name)(self)
+        return found
+
+    def finish(self) -> None:
+        """Complete what the kernel never waited for."""
+        if "Mbarriers" in self._parts:
+            self.mbar().deliver()
+        if "BulkStores" in self._parts:
+            self.bulk().finish_all()
 
     # ---- threads by name
 
@@ -198,6 +229,11 @@ class Machine:
     # ---- the loop
 
     def run(self) -> None:
+        """Run every thread of the wave to its end."""
+        self._loop()
+        self.finish()
+
+    def _loop(self) -> None:
         full = Group(self, None, None)
         program, counters = self.program, self.counters
         limit = self.launch.max_steps

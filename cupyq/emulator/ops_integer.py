@@ -867,6 +867,10 @@ def _cvta(d: Decoder, ins: Ins) -> Callable:
     if width == 32:
         window = 0
     base = UINT[width].type(window)
+    if space.startswith("param"):
+        d.count(ins, 2)
+        get, slot, guard = getter(d.src(ins, ins.args[1], 64)), d.dst(ins, ins.args[0], 64), d.guard(ins)
+        return lambda g: put(g, slot, full(get(g), g, U64) + U64(g.m.param_address), guard)
 
     def convert(a: Any) -> np.ndarray:
         if not window:

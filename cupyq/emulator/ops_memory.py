@@ -279,9 +279,13 @@ def _ld(d: Decoder, ins: Ins) -> Callable:
 
         base = mem.base if isinstance(mem, Mem) else None
         in_frame = isinstance(base, Address) and base.variable in d.program.frame
-        space = "local" if in_frame or space == "param::func" else "global"
+        space = "local" if in_frame or space == "param::func" else "kernel parameters"
     space = plain_space(space)
     get = address_of(d, ins, mem)
+    if space == "kernel parameters":
+        space = "global"
+        offset_of = get
+        get = lambda g: offset_of(g).astype(U64) + U64(g.m.param_address)  # noqa: E731
     element = UINT[width]
     polls = order in ("volatile", "relaxed", "acquire", "mmio")
     model = "weak" if order == "weak" else f"{order}.{scope}"

@@ -273,3 +273,28 @@ class GlobalRaces(Clocks):
             address,
             argument,
         )
+
+    def bulk_global(self, t: Any, allocation: Any, starts: np.ndarray, length: int) -> None:
+        """A bulk copy writes rows of global memory; charged to the warp that issued it."""
+        history = self.history
+        shadow = history.shadow(allocation)
+        step = history.granule
+        first = allocation.start >> history.shift
+        cells = (((starts[:, None] + np.arange(0, length, step)) >> history.shift) - first).ravel()
+        warps = np.full(len(cells), t.warp)
+        for others, times, wrote in ((shadow.w_warp, shadow.w_time, True), (shadow.r_warp, shadow.r_time, False)):
+            rival = np.where(others[cells] == -2, -1, others[cells])
+            good = self.ordered(warps, rival, times[cells])
+            if not good.all():
+                i = int(good.argmin())
+                words, argument = self.m.memory.describe((int(cells[i]) + first) << history.shift)
+                who = f"warp {int(rival[i]) % self.per_cta} of block {self.m.launch.block_index(int(rival[i]) // self.per_cta)}"
+                did = "wrote" if wrote else "read"
+                raise t.fault(
+                    "race",
+                    f"a bulk copy writes {words}, which {who} {did} with nothing to order the two",
+                    None,
+                    argument,
+                )
+        shadow.w_warp[cells], shadow.w_time[cells] = t.warp + self.first_warp, self.now
+        shadow.w_atomic[cells], shadow.w_ins[cells] = False, t.ins.index
