@@ -45,4 +45,4 @@ def test_reads_half_a_byte_and_writes_two_bytes_a_weight():
     k, n = 512, 256
     run = check(k, n, 128, True, "float16", DequantConfig())
     scales = (k // 128) * n * 2
-    assert run.counters.dram_unique_bytes <= k * n // 2 + 2 * k * n + scales
+    assert run.counters.dram_bytes <= k * n // 2 + 2 * k * n + scales

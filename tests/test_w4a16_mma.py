@@ -58,7 +58,8 @@ def test_every_group_size_with_either_place_for_scales(group_size, warp_k, scale
         W4A16Config(32, 2, 4, 1, 128, 5, 3, "sums"),
         W4A16Config(32, 1, 8, 1, 64, 6, 1, "weights"),
         W4A16Config(64, 2, 2, 2, 64, 2, 4, "weights"),
-        W4A16Config(128, 1, 2, 2, 64, 8, 1, "weights"),
+        W4A16Config(128, 1, 2, 2, 64, 3, 1, "weights"),
+        W4A16Config(8, 1, 2, 1, 64, 8, 1, "sums"),
     ],
     ids=repr,
 )
@@ -98,6 +99,22 @@ def test_split_k_is_exact_and_leaves_its_counters_at_zero(split_k):
     assert (run.out == 1.0).all()
     if split_k > 1:
         assert not run.call.args[7].any()
+
+
+@pytest.mark.parametrize("ctas", [1, 2, 3, 5, 7, 12])
+def test_stripes_share_the_stages_of_all_tiles(ctas):
+    # 2 x 2 tiles of 3 stages: stripes that end inside tiles, cover whole ones, and leave tiles to three CTAs.
+    run = product(19, 80, 264, 64, False, cfg=dataclasses.replace(SMALL, ctas=ctas))
+    assert run.call.grid == (ctas, 1, 1)
+    assert not run.call.args[7].any()
+
+
+def test_stripes_give_the_same_bits_under_any_schedule():
+    qw = cupyq.quantize(weights(264, 80), "w4a16", group_size=64)
+    x = activations(19, 264, "float16")
+    prob = Problem("w4a16", 19, 80, 264, 64)
+    cfg = dataclasses.replace(SMALL, ctas=7)
+    assert len({launch(cfg, prob, x, qw, seed=seed).out.tobytes() for seed in range(4)}) == 1
 
 
 def test_bits_do_not_depend_on_the_schedule():
@@ -193,9 +210,12 @@ def test_act_order_gathers_activations():
     check_product(SMALL, Problem("w4a16", 3, n, k, 16), activations(3, k, "float16"), qw)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_120"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_arch(arch, dtype):
+    if arch == "sm_75" and dtype == "bfloat16":
+        assert "float16 runs here" in kernels.check(SMALL, Problem("w4a16", 6, 72, 264, dtype=dtype), arch)
+        return
     run = product(6, 72, 264, 128, False, dtype, arch=arch)
     assert run.compiled.spill_bytes == 0
 
@@ -245,7 +265,8 @@ def test_a_default_exists_for_every_shape_and_device():
     ("cfg", "prob", "device", "words"),
     [
         (SMALL, Problem("w8a8-int8", 1, 8, 64), "a100-sxm", "does not compute"),
-        (SMALL, Problem("w4a16", 1, 8, 64), "t4", "compute capability 8.0"),
+        (SMALL, Problem("w4a16", 1, 8, 64), "t4", "without cp.async"),
+        (SMALL, Problem("w4a16", 1, 8, 64, dtype="bfloat16"), "t4", "bfloat16 needs compute capability 8.0"),
         (dataclasses.replace(SMALL, block_m=24), Problem("w4a16", 1, 8, 64), "a100-sxm", "block_m=24 is not one of"),
         (dataclasses.replace(SMALL, block_m=128, strips=4), Problem("w4a16", 1, 8, 64), "a100-sxm", "registers"),
         (
@@ -255,6 +276,8 @@ def test_a_default_exists_for_every_shape_and_device():
             "shared memory",
         ),
         (dataclasses.replace(SMALL, split_k=4), Problem("w4a16", 1, 8, 256), "a100-sxm", "without work"),
+        (dataclasses.replace(SMALL, ctas=3), Problem("w4a16", 1, 8, 256), "a100-sxm", "without work"),
+        (dataclasses.replace(SMALL, ctas=2, split_k=2), Problem("w4a16", 1, 8, 256), "a100-sxm", "must be 1"),
         (
             dataclasses.replace(SMALL, scale="weights"),
             Problem("w4a16", 1, 8, 64, dtype="bfloat16"),
