@@ -319,3 +319,36 @@ def test_arguments_that_do_not_fit_are_named():
                 SMALL, arguments["prob"], arguments["x"], arguments["qw"], arguments["bias"], out=arguments["out"]
             )
         assert isinstance(caught.value, CupyqError)
+
+
+# --- 2 and 8 bits -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["w2a16", "w8a16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("group_size", [-1, 16, 64, 256])
+def test_other_widths(op, dtype, symmetric, group_size):
+    cfg = dataclasses.replace(SMALL, warp_k=128)
+    qw = cupyq.quantize(weights(328, 40), op, group_size=group_size, symmetric=symmetric)
+    check_product(cfg, Problem(op, 9, 40, 328, group_size, symmetric, dtype), activations(9, 328, dtype), qw)
+
+
+@pytest.mark.parametrize(("op", "codes"), [("w2a16", 4), ("w8a16", 256)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_120"])
+def test_every_code_of_other_widths_in_its_place(op, codes, dtype, arch):
+    if arch == "sm_75" and dtype == "bfloat16":
+        return
+    k = 256
+    zero = codes - 1
+    table = ((np.arange(k)[:, None] + np.arange(24)[None, :]) % codes).astype(np.uint8)
+    qw = cupyq.pack(table, np.ones((1, 24), np.float16), np.full((1, 24), zero, np.uint8), scheme=op, group_size=-1)
+    x = np.eye(k, dtype=np.float32).astype(DTYPES[dtype])
+    cfg = dataclasses.replace(SMALL, warp_k=128, stages=2, warps_k=1)
+    run = launch(cfg, Problem(op, k, 24, k, -1, False, dtype), x, qw, arch=arch)
+    assert (run.out.astype(int) == table.astype(int) - zero).all()
+
+
+def test_a_unit_of_2_bit_weights_needs_a_long_warp_k():
+    assert "less than a unit" in kernels.check(SMALL, Problem("w2a16", 9, 40, 328), "a100-sxm")
