@@ -10,9 +10,18 @@ from cupyq.kernels import DequantConfig, Problem
 from emulated import DTYPES, launch, weights
 
 
-def check(k: int, n: int, group_size: int, symmetric: bool, dtype: str, cfg: DequantConfig, arch: str = "sm_80"):
-    qw = cupyq.quantize(weights(k, n), "w4a16", group_size=group_size, symmetric=symmetric)
-    run = launch(cfg, Problem("w4a16", 1, n, k, group_size, symmetric, dtype), None, qw, arch=arch)
+def check(
+    k: int,
+    n: int,
+    group_size: int,
+    symmetric: bool,
+    dtype: str,
+    cfg: DequantConfig,
+    arch: str = "sm_80",
+    op: str = "w4a16",
+):
+    qw = cupyq.quantize(weights(k, n), op, group_size=group_size, symmetric=symmetric)
+    run = launch(cfg, Problem(op, 1, n, k, group_size, symmetric, dtype), None, qw, arch=arch)
     want = cupyq.dequantize(qw).astype(DTYPES[dtype])
     assert run.out.tobytes() == (want + 0 * want).tobytes() or (run.out == want).all()
     return run
@@ -36,7 +45,14 @@ def test_ragged_shapes(n, k):
     check(k, n, 16, False, "float16", DequantConfig(4, 2))
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("op", ["w2a16", "w8a16"])
+@pytest.mark.parametrize("group_size", [16, 128, -1])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_other_widths(op, group_size, dtype):
+    check(200, 72, group_size, False, dtype, DequantConfig(4, 2), op=op)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
 def test_every_arch(arch):
     assert check(128, 64, 32, True, "float16", DequantConfig(), arch).compiled.spill_bytes == 0
 
