@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -53,6 +54,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[Any, ...], Array] = {}
+        self._workspaces: dict[tuple[int, ...], tuple[Array, Array]] = {}
         self._captured: list[Any] = []
         self._lock = threading.Lock()
 
@@ -79,20 +81,25 @@ class Scratch:
         place = self.place()
         if place is None:
             return self._kept((partial_words,), np.uint32), self._kept((tiles,), np.uint32, zero=True)
-        return (
-            self._buffer((*place, "partials"), partial_words, np.uint32),
-            self._buffer((*place, "arrivals"), tiles, np.uint32, zero=True),
-        )
+        pair = self._workspaces.get(place)
+        if pair is not None and pair[0].size >= partial_words and pair[1].size >= tiles:
+            return pair
+        had = (0, 0) if pair is None else (pair[0].size, pair[1].size)
+        import cupy
+
+        pair = cupy.empty((max(partial_words, had[0]),), np.uint32), cupy.zeros((max(tiles, had[1]),), np.uint32)
+        with self._lock:
+            self._workspaces[place] = pair
+        return pair
 
     def place(self) -> tuple[int, ...] | None:
         """Return what tells the current device and stream from any other, or None while the stream is captured."""
-        import cupy
-
-        stream = cupy.cuda.get_current_stream()
+        cuda = sys.modules["cupy"].cuda  # an import statement would cost as much as all the rest
+        stream = cuda.get_current_stream()
         handle = stream.ptr  # 0 and 1: the default stream, which cannot be captured, nor be asked during captures
         if handle > 1 and stream.is_capturing():
             return None
-        device = cupy.cuda.runtime.getDevice()
+        device = cuda.runtime.getDevice()
         return (device, handle, threading.get_ident()) if handle == _PER_THREAD_STREAM else (device, handle)
 
     def _buffer(self, key: tuple[Any, ...], size: int, dtype: Any, zero: bool = False) -> Array:
@@ -120,6 +127,7 @@ class Scratch:
         """Give up every buffer, those of captured graphs excepted."""
         with self._lock:
             self._buffers.clear()
+            self._workspaces.clear()
 
 
 scratch = Scratch()
@@ -191,11 +199,11 @@ class _Fused:
         self._x, self._y, self._bias, self._x_scale = place("x", 0), place("y", 0), place("bias"), place("x_scale")
         self._partials, self._arrivals = place("partials", 0), place("arrivals", 0)
 
-    def __call__(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None = None) -> None:
+    def __call__(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None) -> None:
         # Spelled out, because every microsecond here is one of the user's: decode kernels take about five.
         step, words = self.step, self.launch.partial_words
         workspace = scratch.workspace(words, self.launch.tiles) if words else None
-        if x.shape[1] == self.width and x.flags.c_contiguous and pointer(x) % self.align == 0:
+        if x.shape[1] == self.width and x.flags.c_contiguous and x.data.ptr % self.align == 0:
             args = step.args.copy()
             args[self._x] = x
             args[self._y] = y
@@ -258,7 +266,7 @@ class Launcher:
             assert choice.config is not None
             self._fused = _Fused(choice.config, self.problem, qw, has_bias)
             self._quantize = None if self.problem.weight_only else _Quantize(self.problem)
-            self._multiply = self._by_fused if self._quantize is None else self._by_fused8
+            self._multiply = self._fused if self._quantize is None else self._by_fused8
         elif choice.path == "dequant":
             self._dequantize = dequantizer(choice.config, self.problem, qw)
             self._multiply = self._by_dequant
@@ -282,9 +290,6 @@ class Launcher:
             cupy.take(x, self.perm, axis=1, out=gathered)
             x = gathered
         self._multiply(x, y, bias, x_scale)
-
-    def _by_fused(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None) -> None:
-        self._fused(x, y, bias)
 
     def _by_fused8(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None) -> None:
         if x_scale is None:

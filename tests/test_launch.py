@@ -409,6 +409,18 @@ def test_scratch_grows_and_stays(dry):
     assert launch.scratch.get("arrivals", (10,), np.uint32).data.ptr != large.data.ptr
 
 
+def test_the_workspace_grows_and_starts_from_zero(dry):
+    sums, arrivals = launch.scratch.workspace(100, 4)
+    assert (arrivals.get() == 0).all()
+    again = launch.scratch.workspace(50, 4)
+    assert again[0] is sums
+    assert again[1] is arrivals
+    wide, more = launch.scratch.workspace(50, 9)
+    assert (wide.size, more.size) == (100, 9)
+    assert (more.get() == 0).all()
+    assert launch.scratch.workspace(100, 9)[0] is wide
+
+
 def pointers(launches):
     """Return the address of every array among the arguments of some launches."""
     return {a.data.ptr for launched in launches for a in launched.args if not isinstance(a, np.generic)}
