@@ -15,80 +15,94 @@ template <int kThreads, int kRows, int kRowBytes, int kElementBytes, bool kAlign
 struct ActivationTile {
     static constexpr int kColumns = kRowBytes / 16;  // 16-byte pieces of a row
     static constexpr int kBytes = kRows * kRowBytes;
-    static constexpr int kPieces = kRows * kColumns;
-    static constexpr int kPasses = ceil_div(kPieces, kThreads);
-    static constexpr int kRowStep = kThreads / kColumns;  // rows between two passes of a thread
 
     static_assert(kColumns == 4 || kColumns % 8 == 0, "a row of activations is 64 bytes or a multiple of 128");
-    static_assert(kThreads % kColumns == 0, "a thread must stay in one column over its passes");
+    static_assert(kRows % 8 == 0, "a tile holds whole periods of the swizzle");
+
+    // Who copies what: kRun neighbouring threads copy a run of pieces, up to 128 bytes of a row. Threads first spread over
+    // the rows, then over the runs of a row; what is left they do in passes, down the rows and along them. Rows of a
+    // thread's passes are whole swizzle periods apart and runs whole 128 bytes, so that passes differ by constants.
+    static constexpr int kRun = min_of(kColumns, 8);
+    static constexpr int kRuns = kColumns / kRun;
+    static constexpr int kRunners = kThreads / kRun;
+    static constexpr int kRowSpread = min_of(kRows, kRunners / 8 * 8);
+    static constexpr int kRunSpread = min_of(kRuns, kRunners / kRowSpread);
+    static constexpr int kRowPasses = ceil_div(kRows, kRowSpread);
+    static constexpr int kRunPasses = ceil_div(kRuns, kRunSpread);
+
+    static_assert(kRunners >= 8, "at least 64 threads copy, or 32 where rows are short");
 
     __device__ __forceinline__ static int swizzle(int row) { return kColumns >= 8 ? row & 7 : (row >> 1) & 3; }
 
-    const char* from[kPasses];  // this thread's piece of the next tile, pass by pass
-    u32 target;                 // shared offset of its first piece
-    int left;                   // elements of K from its column in the next tile on
-    Copy16 pieces[kPasses];
+    const char* from[kRowPasses];  // this thread's first piece of the next tile, by row pass
+    u32 target;                    // shared offset of its first piece
+    int left;                      // elements of K from its first column in the next tile on
+    int row, run;                  // its first row and run
+    Copy16 pieces[kRowPasses * kRunPasses];
 
     // `x` is the tile's first row, k0 its first k; rows past `rows` repeat the last, and their results are never stored.
     __device__ __forceinline__ ActivationTile(const void* x, int rows, int k, int k0, int row_stride) {
-        const int thread = static_cast<int>(threadIdx.x);
-        const int row = thread / kColumns, column = thread % kColumns;
+        const int thread = static_cast<int>(threadIdx.x), runner = thread / kRun;
+        row = runner % kRowSpread;
+        run = runner / kRowSpread;
+        const int column = run * kRun + thread % kRun;
         const int at = k0 + column * (16 / kElementBytes);
         left = k - at;
         target = row * kRowBytes + ((column ^ swizzle(row)) * 16);
 #pragma unroll
-        for (int i = 0; i < kPasses; ++i) {
-            const long long r = min(row + i * kRowStep, rows - 1);
+        for (int i = 0; i < kRowPasses; ++i) {
+            const long long r = min(row + i * kRowSpread, rows - 1);
             from[i] = static_cast<const char*>(x) + (r * row_stride + at) * kElementBytes;
         }
     }
 
-    // Rows a whole number of swizzle periods apart keep their permutation, so passes differ by a constant.
-    __device__ __forceinline__ u32 pass_target(int i) const {
-        if constexpr (kRowStep % 8 == 0) return target + i * kRowStep * kRowBytes;
-        const int row = static_cast<int>(threadIdx.x) / kColumns + i * kRowStep;
-        const int column = static_cast<int>(threadIdx.x) % kColumns;
-        return row * kRowBytes + ((column ^ swizzle(row)) * 16);
-    }
-
     // Starts the copy of the next tile to `shared` and steps on; `land` ends it. k past K is filled with zeros.
     __device__ __forceinline__ void fetch(u32 shared) {
-#pragma unroll
-        for (int i = 0; i < kPasses; ++i) {
-            if (idle(i)) break;
-            const u32 to = shared + pass_target(i);
+        const u32 to = shared + target;
+        for_each<kRowPasses * kRunPasses>([&](auto index) {
+            constexpr int kIndex = decltype(index)::value, kRowPass = kIndex / kRunPasses;
+            constexpr int kRunPass = kIndex % kRunPasses;
+            constexpr int kTo = kRowPass * kRowSpread * kRowBytes + kRunPass * kRunSpread * 128;
+            constexpr int kFrom = kRunPass * kRunSpread * 128;
+            if (!busy(kRowPass, kRunPass)) return;
+            const int rest = left - kFrom / kElementBytes;
             if constexpr (!kAligned) {
-                pieces[i].put(to, gather(from[i]));
-            } else if (kWhole || left > 0) {
-                pieces[i].fetch(to, from[i]);
+                pieces[kIndex].put(to + kTo, gather(from[kRowPass] + kFrom, rest));
+            } else if (kWhole || rest > 0) {
+                pieces[kIndex].template fetch<kTo, kFrom>(to, from[kRowPass]);
             } else {
-                pieces[i].put(to, Vec16{{0u, 0u, 0u, 0u}});
+                pieces[kIndex].put(to + kTo, Vec16{{0u, 0u, 0u, 0u}});
             }
-            from[i] += kRowBytes;
-        }
+        });
+#pragma unroll
+        for (int i = 0; i < kRowPasses; ++i) from[i] += kRowBytes;
         left -= kRowBytes / kElementBytes;
     }
 
     __device__ __forceinline__ void land(u32 shared) const {
-#pragma unroll
-        for (int i = 0; i < kPasses; ++i) {
-            if (idle(i)) break;
-            pieces[i].land(shared + pass_target(i));
-        }
+        for_each<kRowPasses * kRunPasses>([&](auto index) {
+            constexpr int kIndex = decltype(index)::value, kRowPass = kIndex / kRunPasses;
+            constexpr int kRunPass = kIndex % kRunPasses;
+            constexpr int kTo = kRowPass * kRowSpread * kRowBytes + kRunPass * kRunSpread * 128;
+            if (busy(kRowPass, kRunPass)) pieces[kIndex].land(shared + target + kTo);
+        });
     }
 
-    __device__ __forceinline__ static bool idle(int pass) {
-        return kPieces % kThreads != 0 && static_cast<int>(threadIdx.x) + pass * kThreads >= kPieces;
+    // Whether this thread has a piece in a pass; known when the kernel is compiled where the passes come out even.
+    __device__ __forceinline__ bool busy(int row_pass, int run_pass) const {
+        return (kRows % kRowSpread == 0 || row + row_pass * kRowSpread < kRows) &&
+               (kRunSpread * kRowSpread == kRunners ? true : run < kRunSpread) &&
+               (kRuns % kRunSpread == 0 || run + run_pass * kRunSpread < kRuns);
     }
 
     // A piece of a row that is not 16-byte aligned, element by element.
-    __device__ __forceinline__ Vec16 gather(const char* at) const {
+    __device__ __forceinline__ static Vec16 gather(const char* at, int rest) {
         Vec16 v = {{0u, 0u, 0u, 0u}};
 #pragma unroll
         for (int e = 0; e < 16 / kElementBytes; ++e) {
-            if (e >= left) break;
-            const u32 bits = kElementBytes == 2 ? u32(reinterpret_cast<const u16*>(at)[e])
-                                                : u32(reinterpret_cast<const u8*>(at)[e]);
+            if (e >= rest) break;
+            const u32 bits =
+                kElementBytes == 2 ? u32(reinterpret_cast<const u16*>(at)[e]) : u32(reinterpret_cast<const u8*>(at)[e]);
             v.w[e * kElementBytes / 4] |= bits << (8 * (e * kElementBytes % 4));
         }
         return v;
@@ -122,18 +136,19 @@ struct ActivationTile {
 
         // Makes the fragments of `step` (counted from step0) available.
         __device__ __forceinline__ void load(int step) {
+            const u32 past = (step / 4) * 128;
             if constexpr (kPairs) {
-#pragma unroll
-                for (int j = 0; j < kTokens; j += 2) {
+                for_each<kTokens / 2>([&](auto pair) {
+                    constexpr int j = 2 * decltype(pair)::value;
                     u32 v[4];
-                    load_matrix_x4(v, at[step % 4] + j * 8 * kRowBytes + (step / 4) * 128);
+                    load_matrix_x4<j * 8 * kRowBytes>(v, at[step % 4] + past);
                     b[j][0] = v[0], b[j][1] = v[1], b[j + 1][0] = v[2], b[j + 1][1] = v[3];
-                }
+                });
             } else if (step % 2 == 0) {
-#pragma unroll
-                for (int j = 0; j < kTokens; ++j) {
-                    load_matrix_x4(b[j], at[step / 2 % 2] + j * 8 * kRowBytes + (step / 4) * 128);
-                }
+                for_each<kTokens>([&](auto token) {
+                    constexpr int j = decltype(token)::value;
+                    load_matrix_x4<j * 8 * kRowBytes>(b[j], at[step / 2 % 2] + past);
+                });
             }
         }
 

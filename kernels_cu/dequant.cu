@@ -30,7 +30,8 @@ struct Dequant {
         if constexpr (kSameType) {
             return T::mul2(pair, scale_pair);  // integers times a scale: rounded once
         } else {
-            return T::pack(T::to_float(static_cast<u16>(pair)) * scale, T::to_float(static_cast<u16>(pair >> 16)) * scale);
+            return T::pack(T::to_float(static_cast<u16>(pair)) * scale,
+                           T::to_float(static_cast<u16>(pair >> 16)) * scale);
         }
     }
 
@@ -55,7 +56,8 @@ struct Dequant {
 #pragma unroll
                 for (int step = 0; step < kSteps; ++step) {
                     if (step == 0 || (kGroup != 0 && kGroup < kUnitK && step * 16 % (kGroup == 0 ? 1 : kGroup) == 0)) {
-                        const int group = kGroup == 0 ? 0 : min((unit * kUnitK + step * 16) / max(kGroup, 1), groups - 1);
+                        const int group =
+                            kGroup == 0 ? 0 : min((unit * kUnitK + step * 16) / max(kGroup, 1), groups - 1);
                         const long long row = (static_cast<long long>(strip) * groups + group) * 8 + g;
                         pair = scales[row];
                         if constexpr (kHasZeros) zero = Code::zero(zeros[row]);

@@ -35,21 +35,26 @@ __device__ __forceinline__ void store_shared_16(u32 address, const Vec16& v) {
 struct Copy16 {
     Vec16 held;
 
-    __device__ __forceinline__ void fetch(u32 shared, const void* global) {
+    // kTo, kFrom: bytes beyond the two addresses.
+    template <int kTo = 0, int kFrom = 0>
+    __device__ __forceinline__ void fetch(u32 shared, const char* global) {
 #if __CUDA_ARCH__ >= 800
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(shared), "l"(global), "n"(kTo),
+                     "n"(kFrom)
+                     : "memory");
 #else
-        held = load_16(global);
+        held = load_16(global + kFrom);
 #endif
     }
 
-    __device__ __forceinline__ void fetch(u32 shared, const void* global, u64 policy) {
+    template <int kTo = 0, int kFrom = 0>
+    __device__ __forceinline__ void fetch(u32 shared, const char* global, u64 policy) {
 #if __CUDA_ARCH__ >= 800
-        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
-                     "l"(policy)
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0 + %3], [%1 + %4], 16, %2;" ::"r"(shared),
+                     "l"(global), "l"(policy), "n"(kTo), "n"(kFrom)
                      : "memory");
 #else
-        held = load_16(global);
+        held = load_16(global + kFrom);
 #endif
     }
 
@@ -83,10 +88,11 @@ __device__ __forceinline__ void copy_async_wait() {
 
 // ldmatrix.x4 (Warp-level Matrix Load): four 8x8 matrices of 16-bit elements; lanes 8i..8i+7 give the row addresses of
 // matrix i, and lane l receives of each matrix the 32 bits at row l/4, elements 2(l%4) and 2(l%4)+1.
+template <int kOffset = 0>  // bytes beyond the address
 __device__ __forceinline__ void load_matrix_x4(u32 (&v)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "r"(address)
+                 : "r"(address), "n"(kOffset)
                  : "memory");
 }
 

@@ -17,7 +17,23 @@ __device__ __forceinline__ Vec16 load_16(const void* pointer) {
     return {{v.x, v.y, v.z, v.w}};
 }
 
-__device__ __forceinline__ u32 word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+__device__ __forceinline__ u32 word_of(const uint4& v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+// A loop unrolled by the language, whose index is a constant: instructions take it as an immediate offset.
+template <int kValue>
+struct Index {
+    static constexpr int value = kValue;
+};
+
+template <int kCount, int kFirst = 0, class Body>
+__device__ __forceinline__ void for_each(const Body& body) {
+    if constexpr (kFirst < kCount) {
+        body(Index<kFirst>());
+        for_each<kCount, kFirst + 1>(body);
+    }
+}
 
 constexpr int kWarpSize = 32;
 

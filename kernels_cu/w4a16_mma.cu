@@ -38,8 +38,8 @@
 // kWhole          K is a multiple of the k of a stage
 // kStriped        a CTA may work on several tiles (stripes.cuh)
 // kVector         features stored at once
-template <class T, class S, int kBits, int kBlockM, int kStrips, int kWarpsN, int kWarpsK, int kWarpK, int kStages, int kGroup,
-          bool kHasZeros, bool kScaleWeights, bool kAligned, bool kWhole, bool kStriped, int kVector>
+template <class T, class S, int kBits, int kBlockM, int kStrips, int kWarpsN, int kWarpsK, int kWarpK, int kStages,
+          int kGroup, bool kHasZeros, bool kScaleWeights, bool kAligned, bool kWhole, bool kStriped, int kVector>
 struct W4A16 {
     using Code = Codes<T, kBits>;
     using Zero = typename Code::Zero;
@@ -50,8 +50,8 @@ struct W4A16 {
     static constexpr int kUnitK = Code::kUnitK;
     static constexpr int kUnits = kWarpK / kUnitK;  // units of a strip in a warp's share of a stage
     static constexpr int kUnitSteps = kUnitK / 16;
-    static constexpr int kSteps = kWarpK / 16;    // mma steps, likewise
-    static constexpr int kTokens = kBlockM / 8;   // n8 columns of tokens
+    static constexpr int kSteps = kWarpK / 16;   // mma steps, likewise
+    static constexpr int kTokens = kBlockM / 8;  // n8 columns of tokens
     static constexpr bool kPerColumn = kGroup == 0;
     // A span is a run of k with one scale inside a warp's share of a stage.
     static constexpr int kSpan = kPerColumn ? kWarpK : min_of(kGroup, kWarpK);
@@ -96,16 +96,17 @@ struct W4A16 {
         }
 
         __device__ __forceinline__ void fetch(u32 shared, u64 policy) {
-#pragma unroll
-            for (int s = 0; s < kStrips; ++s) {
-#pragma unroll
-                for (int u = 0; u < kUnits; ++u) {
-                    // Past the last unit x is zero: any weights will do.
-                    const char* from = strips[s] + (kWhole ? u : min(unit + u, last_unit)) * 512;
-                    pieces[s * kUnits + u].fetch(shared + (s * kUnits + u) * 512, from, policy);
+            for_each<kStrips * kUnits>([&](auto index) {
+                constexpr int kIndex = decltype(index)::value, s = kIndex / kUnits, u = kIndex % kUnits;
+                if constexpr (kWhole) {
+                    pieces[kIndex].template fetch<kIndex * 512, u * 512>(shared, strips[s], policy);
+                } else {  // past the last unit x is zero: any weights will do
+                    pieces[kIndex].template fetch<kIndex * 512>(shared, strips[s] + min(unit + u, last_unit) * 512,
+                                                                policy);
                 }
-                if constexpr (kWhole) strips[s] += kBlockK / kUnitK * 512;
-            }
+            });
+#pragma unroll
+            for (int s = 0; s < kStrips; ++s) strips[s] += kWhole ? kBlockK / kUnitK * 512 : 0;
             unit += kBlockK / kUnitK;
         }
 
@@ -155,8 +156,8 @@ struct W4A16 {
                     from[i] += kBlockK / max_of(kGroup, 1) * kGroupBytes;
                 } else {
                     // Past the last group x is zero: any finite scale will do.
-                    const int group = min(static_cast<int>(static_cast<u32>(k_warp) / max_of(kGroup, 1)) + span[i],
-                                          last_group);
+                    const int group =
+                        min(static_cast<int>(static_cast<u32>(k_warp) / max_of(kGroup, 1)) + span[i], last_group);
                     copies[i].fetch(to, from[i] + group * kGroupBytes);
                 }
             }
