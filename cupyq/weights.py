@@ -35,8 +35,9 @@ FP8_SCHEMES = ("w8a8-fp8", "w8a8-fp8-block")
 BLOCK = 128
 """k, and output features, that share a scale of a "w8a8-fp8-block" weight."""
 GROUP_SIZES = (16, 32, 64, 128, 256)
-LONGEST_INT8_K = (2**31 - 1) // 128**2
-"""Longest K of a "w8a8-int8" weight that holds the code -128. Without it 128 * 127 * K must fit, up to K = 132,104."""
+LONGEST_INT8_K = 2**31 // 128**2
+"""Longest K, 131,072, whose int32 sum of products of int8 codes fits. It is one too large for a column of nothing but
+-128 that meets a row of nothing but -128, so such a column is refused there."""
 LAYOUT_VERSION = 1
 _FORMAT_NAME = "cupyq-weight"
 
@@ -457,12 +458,13 @@ def pack(
         _expect_integer(perm, "perm", (k,))
     _check_values(scales, zeros, perm, scheme)
     data = _code_bytes(codes, scheme)
-    if scheme == "w8a8-int8" and k > LONGEST_INT8_K and bool((data == np.uint8(128)).any()):
-        at = first_position(data == np.uint8(128))
-        raise ArgumentError(
-            f"codes must not be -128 where K is above {LONGEST_INT8_K}, got it at {at}: sums of products of -128 by "
-            f"-128 leave int32 at K={k}"
-        )
+    if scheme == "w8a8-int8" and k == LONGEST_INT8_K:
+        full = (data == np.uint8(128)).all(axis=0)
+        if bool(full.any()):
+            raise ArgumentError(
+                f"codes must not all be -128 in column {first_position(full)[0]}: with activations of -128 their sum of "
+                f"products leaves int32 at K={k}"
+            )
     if scheme not in WEIGHT_ONLY:
         packed = layout.pack8(data)
     elif zeros is None:

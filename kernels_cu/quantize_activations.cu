@@ -1,113 +1,190 @@
-// x[M, K] in 16 bits -> 8-bit codes[M, K] and one fp32 scale a token, reading x once: scale = max|x| / largest code,
-// code = x / scale rounded half to even. One CTA a token.
+// x[M, K] in 16 bits -> 8-bit codes[M, K] and fp32 scales, reading x once. One CTA a token.
+//
+//   kToken    a scale a token, max|x| / largest code; with kZeros (int8) (max - min) / 255 and a zero point
+//   kTensor   scale and zero point are known beforehand, one for all tokens
+//   kBlock    a scale for every 128 k of a token
+//
+// With kSmooth x[:, k] is first multiplied by factor[k], exactly: 11 by 11 bits (8 by 8) fit 24.
 #include "types.cuh"
 #include "ptx.cuh"
 #include "elements.cuh"
 #include "mma.cuh"
+#include "eight_bits.cuh"
 
-// cvt (Data Movement and Conversion): rounds half to even, saturates.
-__device__ __forceinline__ u32 encode_pair(float low, float high, Int8) {
-    int a, b;
-    asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(a) : "f"(low));
-    asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(b) : "f"(high));
-    return permute_bytes(static_cast<u32>(a), static_cast<u32>(b), 0x7740) & 0xffffu;
-}
+enum class Scales { kToken, kTensor, kBlock };
 
-// cvt.rn.satfinite.e4m3x2.f32 puts its first source into the upper byte.
-__device__ __forceinline__ u32 encode_pair(float low, float high, E4m3) {
-    u16 v = 0;
-#if __CUDA_ARCH__ >= 890
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(high), "f"(low));
-#endif
-    return v;
-}
-
-__device__ __forceinline__ float largest_code(Int8) { return 127.0f; }
-__device__ __forceinline__ float largest_code(E4m3) { return 448.0f; }
+struct QuantizeArguments {
+    const u16* x;
+    const u16* factor;        // kSmooth: [K] of x's type
+    const float* tensor_scale;
+    const int* tensor_zero;   // kTensor: or null
+    u8* codes;
+    float* scales;            // kToken: [M]; kBlock: [K / 128][scale_stride]
+    int* zeros;               // kToken with kZeros: [M]
+    int k, row_stride, code_stride, scale_stride;
+};
 
 // Q         Int8 or E4m3: type of the codes
 // T         element type of x
 // kThreads  threads of a CTA
 // kPieces   pieces of 8 elements that a thread keeps in registers; what is left of a longer row is read twice
 // kAligned  rows of x start at multiples of 16 bytes and K is a multiple of 8
-template <class Q, class T, int kThreads, int kPieces, bool kAligned>
+template <class Q, class T, int kThreads, int kPieces, bool kAligned, Scales kScales, bool kZeros, bool kSmooth>
 struct QuantizeActivations {
     static constexpr int kWarps = kThreads / kWarpSize;
+    static constexpr bool kFinite = kScales != Scales::kTensor;  // scales of its own: no quotient beyond the codes
 
-    __device__ __forceinline__ static Vec16 load(const u16* row, int piece, int k) {
-        Vec16 v = {{0u, 0u, 0u, 0u}};
-        if constexpr (kAligned) {
-            if (piece * 8 < k) v = *reinterpret_cast<const Vec16*>(row + piece * 8);
-        } else {
+    static_assert(kPieces % 2 == 0, "two lanes trade halves of two pieces, so that each stores 16 bytes");
+    static_assert(!kZeros || kScales != Scales::kBlock, "scales of blocks are symmetric");
+
+    __device__ __forceinline__ static void values(float (&v)[8], const Vec16& piece, const u16* factor, int at, int k) {
+        piece_to_float<T>(v, piece);
+        if constexpr (kSmooth) {
+            float f[8];
+            piece_to_float<T>(f, load_piece<kAligned>(factor, at, k));
 #pragma unroll
-            for (int e = 0; e < 8; ++e) {
-                if (piece * 8 + e < k) v.w[e / 2] |= static_cast<u32>(row[piece * 8 + e]) << (16 * (e % 2));
+            for (int i = 0; i < 8; ++i) v[i] *= f[i];
+        }
+    }
+
+    // Extent of the values: bits of floats without sign, whose order is that of integers. `up` is the largest magnitude,
+    // or with kZeros that of the values above zero, and `down` of those below.
+    struct Extent {
+        u32 up = 0, down = 0;
+
+        __device__ __forceinline__ void include(const Vec16& piece, const u16* factor, int at, int k) {
+            if constexpr (!kSmooth && !kZeros) {
+                up = larger_magnitude(up, piece);
+            } else if constexpr (!kSmooth) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const u32 flipped = piece.w[i] ^ 0x80008000u;
+                    up = larger(larger(up, piece.w[i]), piece.w[i] << 16);
+                    down = larger(larger(down, flipped), flipped << 16);
+                }
+            } else {
+                float v[8];
+                values(v, piece, factor, at, k);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    const u32 bits = __float_as_uint(v[i]);
+                    up = kZeros ? larger(up, bits) : max(up, bits & 0x7fffffffu);
+                    if (kZeros) down = larger(down, bits ^ 0x80000000u);
+                }
             }
         }
-        return v;
-    }
 
-    // 16-bit floats without their sign are ordered as integers are, NaN above infinity: a NaN is never lost.
-    __device__ __forceinline__ static u32 largest(u32 so_far, const Vec16& v) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) so_far = max(so_far, max(v.w[i] & 0x7fffu, (v.w[i] >> 16) & 0x7fffu));
-        return so_far;
-    }
-
-    // Codes are padded to whole pieces of 8 with zeros: `code_stride` is a multiple of 16.
-    __device__ __forceinline__ static void store(u8* codes, int piece, int code_stride, const Vec16& v, float scale) {
-        if (piece * 8 >= code_stride) return;
-        u32 word[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            u32 half[2];
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const u32 pair = v.w[2 * i + j];
-                half[j] = encode_pair(__fdiv_rn(T::to_float(static_cast<u16>(pair)), scale),
-                                      __fdiv_rn(T::to_float(static_cast<u16>(pair >> 16)), scale), Q());
-            }
-            word[i] = half[0] | half[1] << 16;
+        // Signed: what has its sign bit set is below zero, where `up` and `down` start.
+        __device__ __forceinline__ static u32 larger(u32 a, u32 b) {
+            return static_cast<u32>(max(static_cast<int>(a), static_cast<int>(b)));
         }
-        *reinterpret_cast<uint2*>(codes + piece * 8) = make_uint2(word[0], word[1]);
-    }
 
-    __device__ __forceinline__ static void run(const u16* x, u8* codes, float* scales, int k, int row_stride,
-                                               int code_stride) {
-        __shared__ u32 warp_largest[kWarps];
+        __device__ __forceinline__ static float to_float(u32 bits) {
+            return kSmooth ? __uint_as_float(bits) : T::to_float(magnitude_bits(bits));
+        }
+
+        __device__ __forceinline__ float above() const { return to_float(up); }
+        __device__ __forceinline__ float below() const { return -to_float(down); }
+    };
+
+    __device__ __forceinline__ static void of_token(Extent& extent, const QuantizeArguments& a, float& scale,
+                                                    float& zero) {
+        __shared__ u32 of_warp[2][kWarps];
         const int thread = static_cast<int>(threadIdx.x);
-        const u16* row = x + static_cast<long long>(blockIdx.x) * row_stride;
-        u8* out = codes + static_cast<long long>(blockIdx.x) * code_stride;
+        extent.up = max_of_lanes<kWarpSize>(extent.up);
+        if constexpr (kZeros) extent.down = max_of_lanes<kWarpSize>(extent.down);
+        if constexpr (kWarps > 1) {
+            if (thread % kWarpSize == 0) {
+                of_warp[0][thread / kWarpSize] = extent.up;
+                if constexpr (kZeros) of_warp[1][thread / kWarpSize] = extent.down;
+            }
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < kWarps; ++i) {
+                extent.up = max(extent.up, of_warp[0][i]);
+                if constexpr (kZeros) extent.down = max(extent.down, of_warp[1][i]);
+            }
+        }
+        if constexpr (kZeros) {
+            // Each end by itself: their difference could overflow.
+            scale = safe_scale(__fsub_rn(__fdiv_rn(extent.above(), 255.0f), __fdiv_rn(extent.below(), 255.0f)));
+            zero = rintf(-128.0f - __fdiv_rn(extent.below(), scale));
+            zero = fminf(fmaxf(zero, -128.0f), 127.0f);
+            if (thread == 0) a.zeros[blockIdx.x] = static_cast<int>(zero);
+        } else {
+            scale = safe_scale(__fdiv_rn(extent.above(), largest_code(Q())));
+            zero = 0.0f;
+        }
+        if (thread == 0) a.scales[blockIdx.x] = scale;
+    }
+
+    // The 16 lanes that hold a block of 128 k agree on its scale; the first writes it.
+    __device__ __forceinline__ static float of_block(const Extent& extent, const QuantizeArguments& a, int piece) {
+        Extent whole;
+        whole.up = max_of_lanes<16>(extent.up);
+        const float scale = safe_scale(__fdiv_rn(whole.above(), largest_code(Q())));
+        if (piece % 16 == 0 && piece * 8 < a.k) {
+            a.scales[static_cast<long long>(piece / 16) * a.scale_stride + blockIdx.x] = scale;
+        }
+        return scale;
+    }
+
+    __device__ __forceinline__ static uint2 encode(const Vec16& piece, const QuantizeArguments& a, int at, float scale,
+                                                   float zero) {
+        if constexpr (kScales == Scales::kBlock) {
+            Extent extent;
+            extent.include(piece, a.factor, at, a.k);
+            scale = of_block(extent, a, at);
+        }
+        float v[8];
+        values(v, piece, a.factor, at, a.k);
+        return encode_piece<Q, kFinite>(v, Divider(scale), zero);
+    }
+
+    // Codes past K are zero, which stands for nothing: the product meets weights of zero there.
+    __device__ __forceinline__ static void store(u8* codes, int piece, int code_stride, const uint4& v) {
+        if (piece * 8 < code_stride) *reinterpret_cast<uint4*>(codes + piece * 8) = v;
+    }
+
+    __device__ __forceinline__ static void run(const QuantizeArguments& a) {
+        const int thread = static_cast<int>(threadIdx.x);
+        const u16* row = a.x + static_cast<long long>(blockIdx.x) * a.row_stride;
+        u8* out = a.codes + static_cast<long long>(blockIdx.x) * a.code_stride;
 
         Vec16 kept[kPieces];
-        u32 most = 0;
+        Extent extent;
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-            kept[i] = load(row, i * kThreads + thread, k);
-            most = largest(most, kept[i]);
-        }
-        for (int piece = kPieces * kThreads + thread; piece * 8 < k; piece += kThreads) {
-            most = largest(most, load(row, piece, k));
-        }
+        for (int i = 0; i < kPieces; ++i) kept[i] = load_piece<kAligned>(row, i * kThreads + thread, a.k);
+        float scale = 1.0f, zero = 0.0f;
+        if constexpr (kScales == Scales::kToken) {
 #pragma unroll
-        for (int lanes = kWarpSize / 2; lanes > 0; lanes /= 2) {
-            most = max(most, __shfl_xor_sync(0xffffffffu, most, lanes));
+            for (int i = 0; i < kPieces; ++i) extent.include(kept[i], a.factor, i * kThreads + thread, a.k);
+            for (int piece = kPieces * kThreads + thread; piece * 8 < a.k; piece += kThreads) {
+                extent.include(load_piece<kAligned>(row, piece, a.k), a.factor, piece, a.k);
+            }
+            of_token(extent, a, scale, zero);
+        } else if constexpr (kScales == Scales::kTensor) {
+            scale = *a.tensor_scale;
+            if constexpr (kZeros) zero = static_cast<float>(*a.tensor_zero);
         }
-        if (thread % kWarpSize == 0) warp_largest[thread / kWarpSize] = most;
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < kWarps; ++i) most = max(most, warp_largest[i]);
 
-        // A row of zeros gets the scale 1; a scale below the smallest normal float would be flushed to zero.
-        float scale = __fdiv_rn(T::to_float(static_cast<u16>(most)), largest_code(Q()));
-        if (most == 0) scale = 1.0f;
-        if (scale < 1.17549435e-38f) scale = 1.17549435e-38f;
-        if (thread == 0) scales[blockIdx.x] = scale;
-
+        // All lanes go through the same rounds: they trade with their neighbours.
+        const bool odd = thread % 2 != 0;
+        const auto put = [&](const Vec16& first, const Vec16& second, int piece) {
+            const uint2 low = encode(first, a, piece, scale, zero);
+            const uint2 high = encode(second, a, piece + kThreads, scale, zero);
+            const uint2 give = odd ? low : high;
+            const uint2 got = make_uint2(__shfl_xor_sync(0xffffffffu, give.x, 1), __shfl_xor_sync(0xffffffffu, give.y, 1));
+            const uint4 v = odd ? make_uint4(got.x, got.y, high.x, high.y) : make_uint4(low.x, low.y, got.x, got.y);
+            store(out, odd ? piece + kThreads - 1 : piece, a.code_stride, v);
+        };
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i) store(out, i * kThreads + thread, code_stride, kept[i], scale);
-        for (int piece = kPieces * kThreads + thread; piece * 8 < code_stride; piece += kThreads) {
-            store(out, piece, code_stride, load(row, piece, k), scale);
+        for (int i = 0; i < kPieces; i += 2) {
+            if (i * kThreads * 8 < a.code_stride) put(kept[i], kept[i + 1], i * kThreads + thread);
+        }
+        for (int base = kPieces * kThreads; base * 8 < a.code_stride; base += 2 * kThreads) {
+            const int piece = base + thread;
+            put(load_piece<kAligned>(row, piece, a.k), load_piece<kAligned>(row, piece + kThreads, a.k), piece);
         }
     }
 };

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from cupyq.arrays import Array, common_namespace
-from cupyq.errors import DTypeError, IllegalConfig, ShapeError
+from cupyq.errors import ArgumentError, DTypeError, IllegalConfig, ShapeError
 
 from .config import Config, Launch
 from .dequant import DequantConfig
 from .problem import NUMPY_DTYPES, Problem
-from .quantize_activations import QuantizeActivationsConfig
+from .quantize_activations import BLOCK_K, QuantizeActivationsConfig
 from .w4a16 import W4A16Config
 from .w8a8 import W8A8Config
 
@@ -37,8 +37,9 @@ class Call:
         Launch geometry.
     shared_bytes : int
         Dynamic shared memory of a block.
-    x_scale : array or None
-        Quantizing activations: the array among `args` that receives the float32 scale of each token.
+    x_scale, x_zero : array or None
+        Quantizing activations: the arrays that receive the float32 scale and the int32 zero point of each token;
+        (M, ceil(K/128)) scales for "w8a8-fp8-block", seen through :func:`block_scales`.
     """
 
     entry: str
@@ -48,6 +49,7 @@ class Call:
     block: tuple[int, int, int]
     shared_bytes: int
     x_scale: Array | None = None
+    x_zero: Array | None = None
 
 
 def call(
@@ -58,6 +60,8 @@ def call(
     bias: Array | None = None,
     *,
     x_scale: Array | None = None,
+    x_zero: Array | None = None,
+    factor: Array | None = None,
     out: Array | None = None,
     workspace: tuple[Array, Array] | None = None,
 ) -> Call:
@@ -93,7 +97,7 @@ def call(
     if prob.m == 0 and not isinstance(cfg, DequantConfig):
         raise ShapeError("m=0: an empty batch launches nothing")
     if isinstance(cfg, QuantizeActivationsConfig):
-        return _quantize_activations(cfg, prob, x, out)
+        return _quantize_activations(cfg, prob, x, x_scale, x_zero, factor, out)
     _check_weight(prob, qw)
     if isinstance(cfg, DequantConfig):
         return _dequant(cfg, prob, qw, out)
@@ -137,16 +141,58 @@ def _dequant(cfg: DequantConfig, prob: Problem, qw: Any, out: Array | None) -> C
     return Call(cfg.entry(prob), args, w, launch.grid, launch.block, launch.shared_bytes)
 
 
-def _quantize_activations(cfg: Config, prob: Problem, x: Array | None, out: Array | None) -> Call:
-    xp, _ = common_namespace(x=x, out=out)
-    _expect("x", x, (prob.m, prob.k), NUMPY_DTYPES[prob.dtype])
+def _quantize_activations(
+    cfg: QuantizeActivationsConfig,
+    prob: Problem,
+    x: Array | None,
+    x_scale: Array | None,
+    x_zero: Array | None,
+    factor: Array | None,
+    out: Array | None,
+) -> Call:
+    xp, _ = common_namespace(x=x, x_scale=x_scale, x_zero=x_zero, factor=factor, out=out)
+    dtype = NUMPY_DTYPES[prob.dtype]
+    _expect("x", x, (prob.m, prob.k), dtype)
+    for name, array, wanted in (
+        ("factor", factor, cfg.smooth),
+        ("x_scale", x_scale, cfg.scales == "tensor"),
+        ("x_zero", x_zero, cfg.scales == "tensor" and cfg.zeros),
+    ):
+        if (array is not None) != wanted:
+            state, reason = ("missing", "takes it") if wanted else ("given", "has no use for it")
+            raise ArgumentError(f"{name} is {state}: {cfg} {reason}")
     launch = cfg.launch(prob)
     stride = padded_k(prob.k)
     codes = _result(xp, out, (prob.m, stride), np.dtype(np.int8 if prob.op == "w8a8-int8" else np.uint8), "out")
-    scales = xp.empty((prob.m,), np.float32)
     x, x_stride = _rows(xp, x, 16 if prob.k % 8 == 0 else 2)
-    args = (x, codes, scales, np.int32(prob.k), np.int32(x_stride), np.int32(stride))
-    return Call(cfg.entry(prob), args, codes, launch.grid, launch.block, launch.shared_bytes, scales)
+    scale_stride, made_scale, made_zero = 0, None, None
+    if cfg.smooth:
+        _expect("factor", factor, (prob.k,), dtype)
+        factor = xp.ascontiguousarray(factor)
+    if cfg.scales == "tensor":
+        _expect("x_scale", x_scale, (1,), np.dtype(np.float32))
+        if cfg.zeros:
+            _expect("x_zero", x_zero, (1,), np.dtype(np.int32))
+    elif prob.op == "w8a8-fp8-block":
+        made_scale = block_scales(xp, prob.m, prob.k)
+        scale_stride = made_scale.shape[1]
+    else:
+        made_scale = xp.empty((prob.m,), np.float32)
+        made_zero = xp.empty((prob.m,), np.int32) if cfg.zeros else None
+    pointers = (x, factor, x_scale, x_zero, codes, made_scale, made_zero)
+    args = tuple(NULL if p is None else p for p in pointers)
+    args += tuple(map(np.int32, (prob.k, x_stride, stride, scale_stride)))
+    seen = made_scale[:, : prob.m].T if scale_stride else made_scale
+    return Call(cfg.entry(prob), args, codes, launch.grid, launch.block, launch.shared_bytes, seen, made_zero)
+
+
+def block_scales(xp: Any, m: int, k: int) -> Array:
+    """Return a new array for the scales of every 128 k of M tokens: (ceil(K/128), M rounded up to 256) float32.
+
+    Tokens are the fast axis, so that a warp reads those of neighbouring tokens at once; padding belongs to rows of a
+    kernel's tile past M. What users see is the transpose, cut to (M, ceil(K/128)).
+    """
+    return xp.empty((-(-k // BLOCK_K), -(-m // 256) * 256), np.float32)
 
 
 def padded_k(k: int) -> int:

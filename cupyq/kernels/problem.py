@@ -11,7 +11,7 @@ from cupyq.errors import ArgumentError, DTypeError, ShapeError
 WEIGHT_ONLY = {"w2a16": 2, "w4a16": 4, "w8a16": 8}
 """Ops with 16-bit activations -> bits of a weight."""
 
-OPS = (*WEIGHT_ONLY, "w8a8-int8", "w8a8-fp8")
+OPS = (*WEIGHT_ONLY, "w8a8-int8", "w8a8-fp8", "w8a8-fp8-block")
 DTYPES = ("float16", "bfloat16")
 GROUP_SIZES = (-1, 16, 32, 64, 128, 256)
 
@@ -25,11 +25,12 @@ class Problem:
     Parameters
     ----------
     op : str
-        "w2a16", "w4a16", "w8a16", "w8a8-int8" or "w8a8-fp8": the scheme of the weights.
+        "w2a16", "w4a16", "w8a16", "w8a8-int8", "w8a8-fp8" or "w8a8-fp8-block": the scheme of the weights.
     m, n, k : int
         Tokens (0 or more), output features, input features (1 or more).
     group_size : int
-        k of a quantization group: 16, 32, 64, 128, 256, or -1 for one group a column. W8A8 has -1.
+        k of a quantization group: 16, 32, 64, 128, 256, or -1 for one group a column. W8A8 has -1;
+        "w8a8-fp8-block" has 128.
     symmetric : bool
         No zero points: a code's zero is 2, 8 or 128 (2, 4 and 8 bits), or 0 (W8A8).
     dtype : str
@@ -67,7 +68,12 @@ class Problem:
         for field in ("dtype", "scale_dtype"):
             if getattr(self, field) not in DTYPES:
                 raise DTypeError(f"{field}={getattr(self, field)!r} is not accepted; accepted: {', '.join(DTYPES)}")
-        if self.op.startswith("w8a8"):
+        if self.op == "w8a8-fp8-block":
+            if self.group_size != 128 or not self.symmetric:
+                raise ArgumentError(
+                    f"{self.op} takes group_size=128, symmetric=True; got {self.group_size}, {self.symmetric}"
+                )
+        elif self.op.startswith("w8a8"):
             # 8-bit weights have one float32 scale a column; the fields take their only values, whatever the default.
             if self.group_size not in (-1, 128):
                 raise ArgumentError(f"group_size={self.group_size}; {self.op} has one scale a column, -1")
