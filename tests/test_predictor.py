@@ -437,7 +437,7 @@ def test_closed_form_counts_match_the_compiled_main_loop(config, group_size, tmp
     counted = (sum(profile.warp_instructions.values()) - once) / of_stage
     stages = sum("HMMA" in text for text in body) / (profile.mma["m16n8k16:float16"] / of_stage)  # unrolled?
     assert counted * stages == pytest.approx(len(body), rel=0.15)
-    assert profile.registers == pytest.approx(compiled.registers, rel=0.2)
+    assert profile.registers == pytest.approx(compiled.registers, rel=0.25)
 
 
 def test_arrays_are_not_needed():

@@ -49,8 +49,9 @@ class Constants:
     flush_share : float
         Share of the dirty L2 lines, left by a benchmark that flushes L2 by writing, that are written back at the
         kernel's expense. Only for published measurements made that way. Fitted.
-    l2_bytes_per_clock_per_sm : float
-        L2 to SM bandwidth. Assumed: 4 to 6 TB/s on data-centre cards.
+    l2_bytes_per_clock_per_sm : mapping of compute capability to float
+        L2 to SM bandwidth, in bytes a clock for each SM; 24 where not listed. Assumed: 4 to 6 TB/s on cards of every
+        generation here.
     stage_clocks : float
         Clocks of a stage's own chain, barrier to barrier: shared memory, dequantizing, mma. Assumed.
     warp_ipc : float
@@ -78,7 +79,7 @@ class Constants:
     reduce_step_us: float = 0.495
     reduce_bytes_per_clock: float = 19.9
     flush_share: float = 0.267
-    l2_bytes_per_clock_per_sm: float = 24.0
+    l2_bytes_per_clock_per_sm: Mapping[tuple[int, int], float] = field(default_factory=lambda: {(8, 9): 16.0})
     stage_clocks: float = 200.0
     warp_ipc: float = 0.5
     mma_in_flight: float = 4.0
@@ -96,6 +97,10 @@ class Constants:
         """Share of the data-sheet tensor rate that a kernel of ours, on mma.sync, reaches on ``device``."""
         narrow = self.mma_sync if device.cc[0] in (9, 10) else 1.0
         return self.tensor_share(device) * narrow * self.fused_tensor
+
+    def l2_rate(self, device: DeviceSpec) -> float:
+        """L2 to SM bandwidth of ``device``, bytes a clock for each SM."""
+        return self.l2_bytes_per_clock_per_sm.get(device.cc, 24.0)
 
     def clock_factor(self, device: DeviceSpec) -> float:
         """Sustained over rated clock of ``device``."""

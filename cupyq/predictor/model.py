@@ -131,7 +131,7 @@ def predict_profile(
         "launch": constants.graph_launch_us if launch_us is None else launch_us,
         "fill": constants.dram_latency_us * (1 + (-(-per_sm // resident) - 1) / resident),
         "dram": _dram_us(profile, device, resident, constants),
-        "l2": profile.l2_bytes * share / (constants.l2_bytes_per_clock_per_sm * clock),
+        "l2": profile.l2_bytes * share / (constants.l2_rate(device) * clock),
         "shared": profile.shared_traffic * share / (SHARED_BYTES_PER_CLOCK * clock),
         "tensor": _tensor_us(profile, device, share, warps, constants),
         "alu": _alu_us(profile, device, share, clock),
