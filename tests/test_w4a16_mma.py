@@ -52,7 +52,7 @@ def test_every_group_size_with_either_place_for_scales(group_size, warp_k, scale
 @pytest.mark.parametrize(
     "cfg",
     [
-        W4A16Config(8, 1, 1, 1, 64, 2, 1, "sums"),
+        W4A16Config(8, 1, 1, 2, 64, 2, 1, "sums"),
         W4A16Config(8, 4, 1, 4, 64, 4, 2, "sums"),
         W4A16Config(16, 4, 1, 8, 64, 3, 1, "sums"),
         W4A16Config(32, 2, 4, 1, 128, 5, 3, "sums"),
@@ -276,6 +276,7 @@ def test_a_default_exists_for_every_shape_and_device():
             "shared memory",
         ),
         (dataclasses.replace(SMALL, split_k=4), Problem("w4a16", 1, 8, 256), "a100-sxm", "without work"),
+        (dataclasses.replace(SMALL, warps_n=1, warps_k=1), Problem("w4a16", 1, 8, 256), "a100-sxm", "one warp"),
         (dataclasses.replace(SMALL, ctas=3), Problem("w4a16", 1, 8, 256), "a100-sxm", "without work"),
         (dataclasses.replace(SMALL, ctas=2, split_k=2), Problem("w4a16", 1, 8, 256), "a100-sxm", "must be 1"),
         (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar
 
@@ -132,7 +132,7 @@ class W4A16Config(Config):
         fragments = (2 if columns > 1 else 4) * columns + 4 * self.strips
         scaling = (2 if self._scales_weights(prob) else 1) * self.strips + (0 if prob.symmetric else 2 * self.strips)
         pieces = self.strips * self.spans(prob) * (2 if prob.symmetric else 3)
-        pointers = 2 * (self.strips + ceil_div(self.block_m * self.block_k // 8, self.threads) + ceil_div(pieces, 32))
+        pointers = 2 * (self.strips + ceil_div(self.block_m, self.threads // 8) + ceil_div(pieces, 32))
         return self.accumulators(prob) + fragments + scaling + pointers + _OTHER_REGISTERS
 
     def staging_registers(self, prob: Problem) -> int:
@@ -170,6 +170,8 @@ class W4A16Config(Config):
             yield f"stages={self.stages}: without cp.async a stage waits in registers, so two are all that helps"
         if self.warp_k < UNIT_K[prob.bits]:
             yield f"warp_k={self.warp_k} is less than a unit of {prob.bits}-bit weights, {UNIT_K[prob.bits]}"
+        if self.threads < 64:
+            yield "one warp a block; activations are copied by two or more"
         if self.threads > 512:
             yield f"{self.threads} threads a block; at most 512, so that each may have 128 registers"
         if self.scale == "weights" and prob.scale_dtype != prob.dtype:
@@ -212,9 +214,11 @@ class W4A16Config(Config):
         types = short_types(prob)
         edges = "" if self._whole(prob) else "_tail_k" if _aligned(prob) else "_ragged_k"
         edges += "" if prob.n % 4 == 0 else "_ragged_n"
+        scale = "weights" if self._scales_weights(prob) else "sums"
+        grid = "_stripes" if self.ctas else ""
         return (
             f"cupyq_{prob.op}_m{self.block_m}_s{self.strips}_n{self.warps_n}_k{self.warps_k}x{self.warp_k}_p{self.stages}"
-            f"{'_stripes' if self.ctas else ''}_{'weights' if self._scales_weights(prob) else 'sums'}_g{group}_{zeros}_{types}{edges}"
+            f"{grid}_{scale}_g{group}_{zeros}_{types}{edges}"
         )
 
     def instance(self, prob: Problem) -> str:
@@ -289,48 +293,86 @@ def candidates(prob: Problem) -> Iterator[W4A16Config]:
             yield W4A16Config(block_m, strips, warps_n, warps_k, warp_k, stages, split_k, scale)
 
 
-def default(prob: Problem, device: Target, sms: int) -> W4A16Config:
-    """Return the config used when nothing is tuned: rules of thumb, one for each tunable.
+def stages_of_busiest(cfg: W4A16Config, prob: Problem, sms: int) -> int:
+    """Return how many stages the busiest SM computes when blocks are dealt out evenly."""
+    k_tiles = cfg.k_tiles(prob)
+    if cfg.ctas:
+        return ceil_div(cfg.ctas, sms) * ceil_div(cfg.tiles(prob) * k_tiles, cfg.ctas)
+    return ceil_div(cfg.tiles(prob) * cfg.split_k, sms) * ceil_div(k_tiles, cfg.split_k)
 
-    A tile no higher than M needs; then the strips, stages, warps and split that `_cost` weighs lightest.
+
+def wave_efficiency(cfg: W4A16Config, prob: Problem, sms: int) -> float:
+    """Return the share of SM time that does work, were every stage to take as long: total over busiest times `sms`."""
+    return cfg.tiles(prob) * cfg.k_tiles(prob) / (sms * stages_of_busiest(cfg, prob, sms))
+
+
+def default(prob: Problem, device: Target, sms: int) -> W4A16Config:
+    """Return the config used when nothing is tuned.
+
+    A tile no higher than M needs (64 at most); of a few dozen shapes of block, each with split-K and with stripes, the
+    one that `_clocks` takes to be the fastest.
     """
     block_m = next((size for size in BLOCK_M if size >= min(prob.m, 64)), 64)
     scale = "weights" if block_m >= 64 and prob.scale_dtype == prob.dtype and prob.group_size != -1 else "sums"
-    best, best_cost = None, float("inf")
-    warp_k = max(64, UNIT_K[prob.bits])
-    for strips, (warps_n, warps_k), stages, split_k in product(
-        (4, 2, 1), ((1, 4), (2, 4), (2, 2), (4, 2), (4, 1), (8, 1), (1, 2), (2, 1)), (4, 3, 2), SPLIT_K
-    ):
-        cfg = W4A16Config(block_m, strips, warps_n, warps_k, warp_k, stages, split_k, scale)
-        if any(True for _ in cfg.reasons(prob, device)):
+    best, best_clocks = None, float("inf")
+    for strips, (warps_n, warps_k), warp_k, stages in product((4, 2, 1), _DEFAULT_WARPS, (128, 64), (4, 3, 2)):
+        shape = W4A16Config(block_m, strips, warps_n, warps_k, warp_k, stages, 1, scale)
+        if any(True for _ in shape.reasons(prob, device)):
             continue
-        cost = _cost(cfg, prob, device, sms)
-        if cost < best_cost:
-            best, best_cost = cfg, cost
+        resident = _resident(shape, prob, device)
+        grids = [replace(shape, split_k=split) for split in SPLIT_K]
+        grids += [replace(shape, ctas=sms * some) for some in range(1, min(resident, 3) + 1)]
+        for cfg in grids:
+            clocks = _clocks(cfg, prob, device, sms, resident)
+            if clocks < best_clocks and not any(True for _ in cfg._grid_reasons(prob)):
+                best, best_clocks = cfg, clocks
     if best is None:  # smallest tiles of all; legal wherever the family is
-        return W4A16Config(8, 1, 2, 1, warp_k, 2, 1, "sums")
+        return W4A16Config(8, 1, 2, 1, max(64, UNIT_K[prob.bits]), 2, 1, "sums")
     return best
 
 
-def _cost(cfg: W4A16Config, prob: Problem, device: Target, sms: int) -> float:
-    """Weigh waves, work, latency, pipeline fill and reductions: roughly in issue slots of an SM."""
-    shared = cfg.shared_bytes(prob) + 1024
-    resident = max(1, min(getattr(device, "shared_per_sm", device.shared_per_block) // shared, 1024 // cfg.threads))
-    blocks = cfg.tiles(prob) * cfg.split_k
-    waves = ceil_div(blocks, sms * resident)
-    stages = ceil_div(cfg.k_tiles(prob), cfg.split_k)
-    # Instructions a stage: 10 a word to dequantize, tensor work by tokens, fragments of x shared by a warp's strips.
-    tokens = cfg.block_m // 8
-    words = cfg.strips * cfg.warp_k // 16
-    fragments = tokens * cfg.warp_k / 32
-    groups = cfg.strips * max(1, cfg.spans(prob)) * (4 + (4 * tokens if cfg.scale == "sums" else 4))
-    stage = words * (11 + tokens) + fragments + groups + 24
-    warps = cfg.threads // 32
-    parallel = min(resident, ceil_div(blocks, sms)) * warps
-    # Too few warps on an SM cannot hide latency: eight keep its four schedulers busy.
-    busy = stage * parallel / min(1.0, parallel / 8)
-    in_flight = min(resident, ceil_div(blocks, sms)) * (cfg.stages - 1) * cfg.block_n * cfg.block_k / 2
-    starved = max(1.0, 24 * 1024 / in_flight)
-    epilogue = cfg.block_m * cfg.block_n * (cfg.warps_k + 2) / 128 * (1 if cfg.split_k == 1 else 4)
-    fill = (cfg.stages + 8) * stage
-    return waves * (busy * stages * starved + fill + epilogue * parallel / warps) + (600 if cfg.split_k > 1 else 0)
+_L2_BYTES_PER_CLOCK = 32
+"""Of one SM, as kernels reach it."""
+
+_DEFAULT_WARPS = ((1, 4), (2, 4), (2, 2), (4, 2), (4, 1), (8, 1), (1, 2), (2, 1))
+
+
+def _resident(cfg: W4A16Config, prob: Problem, device: Target) -> int:
+    """Blocks that an SM holds at once, by shared memory and by registers as estimated."""
+    shared = getattr(device, "shared_per_sm", device.shared_per_block) // (cfg.shared_bytes(prob) + 1024)
+    return max(1, min(shared, 65536 // (cfg.registers(prob) * cfg.threads)))
+
+
+def _clocks(cfg: W4A16Config, prob: Problem, device: Target, sms: int, resident: int) -> float:
+    """Estimate the clocks the busiest SM: the longest of issuing, tensor cores, DRAM, L2; and latency."""
+    stages = stages_of_busiest(cfg, prob, sms)
+    blocks = ceil_div(cfg.ctas or cfg.tiles(prob) * cfg.split_k, sms)
+    warps = cfg.warps_n * cfg.warps_k
+    # Warp instructions: a word takes 10 to dequantize and one mma for eight tokens; fragments of x serve all strips.
+    tokens, steps = cfg.block_m // 8, cfg.warp_k // 16
+    spans = 0 if prob.group_size == -1 else cfg.spans(prob)
+    scaling = 4 * steps if cfg.scale == "weights" else spans * (4 + 4 * tokens)
+    stage = cfg.strips * (steps * (10.5 + tokens) + scaling) + tokens * steps / 2 + 24
+    results = cfg.strips * tokens * 4 / cfg.warps_k * (3 + cfg.warps_k)  # of a lane, through shared memory
+    parts = 1 if cfg.ctas == 0 and cfg.split_k == 1 else 2.5
+    segments = 1 if cfg.ctas == 0 else 1 + cfg.tiles(prob) / cfg.ctas
+    issued = warps * (stages * stage + blocks * segments * (300 + parts * results))
+    at_once = min(resident, blocks) * warps
+    # A warp alone issues in a part of its clocks, a larger one the more independent products it has.
+    issuing = issued / min(4.0, min(0.9, 0.3 + 0.02 * cfg.strips * tokens) * at_once)
+    fma = {7: 512, 8: 1024, 9: 1024}.get(device.cc[0], 1024)  # of mma.sync, dense, a clock
+    tensor = warps * stages * cfg.strips * steps * tokens * 2048 / fma
+    # Bytes: what is in flight must cover latency (800 clocks) times bandwidth.
+    stage_bytes = cfg.block_n * cfg.block_k * prob.bits / 8
+    rate = _dram_bytes_per_clock(device, sms)
+    in_flight = min(resident, blocks) * (cfg.stages - 1) * stage_bytes
+    memory = stages * stage_bytes / min(rate, in_flight / 800)
+    l2 = stages * (stage_bytes + cfg.block_m * cfg.block_k * 2) / _L2_BYTES_PER_CLOCK
+    latency = 800 * ceil_div(blocks, resident) + (1500 if parts > 1 else 0)
+    return max(issuing, tensor, memory, l2) + 0.3 * issuing + latency
+
+
+def _dram_bytes_per_clock(device: Target, sms: int) -> float:
+    """DRAM bandwidth of one SM in bytes a clock; a typical one where only an arch is known."""
+    bandwidth, clock = getattr(device, "dram_gbps", None), getattr(device, "clock_ghz", None)
+    return bandwidth / clock / sms if bandwidth and clock else 12.0

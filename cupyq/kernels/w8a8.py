@@ -142,6 +142,8 @@ class W8A8Config(Config):
             return
         if device.cc < (8, 0) and self.stages > 2:
             yield f"stages={self.stages}: without cp.async a stage waits in registers, so two are all that helps"
+        if self.threads // min(self.block_k // 16, 8) < 8:
+            yield f"{self.threads} threads a block; activations of {self.block_k} k are copied by 64 or more"
         if self.threads > 512:
             yield f"{self.threads} threads a block; at most 512, so that each may have 128 registers"
         columns = self.block_k // 16
