@@ -1,9 +1,10 @@
 """Datasette's metadata describes the tables and columns that there are, and Datasette reads both."""
 
+import importlib.util
 import json
-import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from importlib import resources
@@ -37,8 +38,7 @@ def get(url):
 
 @pytest.fixture
 def datasette(tmp_path):
-    program = shutil.which("datasette")
-    if program is None:
+    if importlib.util.find_spec("datasette") is None:
         pytest.skip("datasette is not installed (pip install datasette)")
     with cupyq.db.open(tmp_path / "tuning.db", environment=HERE) as store:
         adder(store)(10.0)
@@ -46,7 +46,16 @@ def datasette(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [program, str(tmp_path / "tuning.db"), "--metadata", str(METADATA), "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "datasette",
+        str(tmp_path / "tuning.db"),
+        "--metadata",
+        str(METADATA),
+        "--port",
+        str(port),
+    ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield f"http://127.0.0.1:{port}", server
