@@ -36,7 +36,10 @@ class Pruned(Exception):
 class Runner(Protocol):
     """A candidate, built and ready to be timed."""
 
-    facts: Mapping[str, Any]
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What an outcome records beside the time: `Outcome` fields by name."""
+        ...
 
     def take(self) -> float | None:
         """Return the time of one launch, microseconds; None for a sample taken while the GPU was throttled."""

@@ -113,7 +113,7 @@ class Recorder:
             time_us=outcome.time_us,
             time_low_us=outcome.low_us,
             time_high_us=outcome.high_us,
-            samples_us=outcome.samples_us or None,
+            samples_us=outcome.samples_us or None,  # type: ignore[arg-type]  # a thrown-away sample is null
             study=self.study,
             phase=phase,
             cache=outcome.cache,
