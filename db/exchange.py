@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlite_utils import Database
 
+from cupyq import devices
 from cupyq.db import identity, migrations, tables, views
 from cupyq.db.queries import JOINED, TRIAL_FILTERS, Filters
 from cupyq.db.records import PATHS, PHASES, SOURCES
@@ -78,11 +79,30 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+# What `compact` leaves out, empty columns aside: it can be had again, or is of use where it was recorded only.
+_BULKY = {"samples", "parts", "started_at"}
+
+
 def compact(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line of `export` without its study, its raw samples and what is empty; `load` reads it all the same."""
+    """Return a line of `export` without its study, raw samples, parts of a prediction, and what is empty.
+
+    The device loses what the catalogue has of it. `load` reads such lines all the same.
+    """
     kept = {part: line[part] for part in ("schema", "device", "problem", "trial")}
-    kept["trial"] = {name: value for name, value in line["trial"].items() if value is not None and name != "samples"}
+    kept["trial"] = {name: v for name, v in line["trial"].items() if v is not None and name not in _BULKY}
+    if line["device"]["spec"] == _listed_spec(line["device"]):
+        kept["device"] = {name: value for name, value in line["device"].items() if name != "spec"}
     return kept
+
+
+def _listed_spec(device: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what the catalogue has of a device that a line names; None where it has none of that identity."""
+    listed = devices.CATALOGUE.get(device["name"])
+    if listed is None:
+        return None
+    row = identity.device_row(listed)
+    same = all(row[name] == device[name] for name in identity.DEVICE_KEY)
+    return json.loads(row["spec"]) if same else None
 
 
 def load(store: Store, db: Database, lines: Iterable[Mapping[str, Any] | str], origin: str | None) -> Report:
@@ -117,7 +137,8 @@ def _add(store: Store, db: Database, parts: Mapping[str, Any], columns: list[str
     if int(parts["schema"]) > migrations.SCHEMA_VERSION:
         raise SchemaTooNew(f"schema {parts['schema']} is newer than {migrations.SCHEMA_VERSION}: update cupyq")
     row = _checked(parts["trial"], columns)
-    row["device_id"] = store.add_device_row({name: parts["device"][name] for name in _DEVICE})
+    device = {"spec": _listed_spec(parts["device"]) or {}, **parts["device"]}
+    row["device_id"] = store.add_device_row({name: device[name] for name in _DEVICE})
     row["problem_id"] = store.problem_id(parts["problem"])
     mine = next(iter(db.query("SELECT * FROM trial WHERE uid = ?", [row["uid"]])), None)
     if mine is not None:

@@ -1,7 +1,8 @@
 """Presets: predicted rows for common GPUs and layers, shipped as text, read beside the user's file and never into it.
 
 `presets/NAME.jsonl` holds the lines that `python -m cupyq.db export --best --compact --source predicted` writes after
-`python -m cupyq.tune --device NAME`, for the device of that name in the catalogue. A file is read when its device is first asked about.
+`python -m cupyq.tune --device NAME`, for the device of that name in the catalogue.
+A file is read when its device is first asked about.
 """
 
 from __future__ import annotations
