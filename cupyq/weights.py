@@ -462,8 +462,8 @@ def pack(
         full = (data == np.uint8(128)).all(axis=0)
         if bool(full.any()):
             raise ArgumentError(
-                f"codes must not all be -128 in column {first_position(full)[0]}: with activations of -128 their sum of "
-                f"products leaves int32 at K={k}"
+                f"codes must not all be -128 in column {first_position(full)[0]}: with activations of -128 their sum "
+                f"of products leaves int32 at K={k}"
             )
     if scheme not in WEIGHT_ONLY:
         packed = layout.pack8(data)

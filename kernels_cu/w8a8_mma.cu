@@ -1,14 +1,32 @@
 // y[M, N] = (x[M, K] @ w[K, N]) * x_scale[M] * w_scale[N] + bias with 8-bit x and w, on mma.sync tensor cores
-// (int8: sm_75 and later; e4m3: sm_89 and later). Scales are applied once, to the finished sum.
+// (int8: sm_75 and later; e4m3: sm_89 and later). Scales are applied once, to the finished sum; with scales of blocks,
+// after every block of k.
 //
 // As in w4a16_mma.cu weights are the A operand: a unit is 16 features x 32 k, one 16-byte load a lane is the whole
-// fragment of one mma. Each warp copies the weights it reads; x is shared by the CTA.
+// fragment of one mma. All warps of a CTA copy an equal share of its weights and of x.
 #include "types.cuh"
 #include "ptx.cuh"
 #include "elements.cuh"
 #include "mma.cuh"
 #include "activations.cuh"
 #include "epilogue.cuh"
+#include "stripes.cuh"
+#include "eight_bits.cuh"
+
+struct W8A8Arguments {
+    const char* weights;
+    const float* weight_scales;  // [strips][groups][16]
+    const void* x;               // codes, or with kFused 16-bit elements
+    const float* x_scales;       // [M], or one; with kBlockScales [groups][scale_stride]
+    const int* x_zeros;          // int8: zero points, as many as scales, or null
+    const int* column_sums;      // with x_zeros: [N] sums of w's codes
+    u16* y;
+    const u16* bias;
+    u32* partials;
+    u32* arrivals;
+    int m, n, k, row_stride, scale_stride;  // scale_stride: 1, or 0 for one scale of all tokens
+    Stripes splits;
+};
 
 // Q               Int8 or E4m3: type of x and w
 // T               element type of y
@@ -18,10 +36,14 @@
 // kWarpsN, kWarpsK  warps along the features and along k
 // kWarpK          k of a warp in one stage
 // kStages         stages of the pipeline
+// kPromoteK       k of a warp that the tensor core sums before an fp32 addition takes over; 0: all of them
+// kBlockScales    scales for every 128 k, of a token and of 128 features: both multiply the sum of a stage
+// kFused          x comes in 16 bits; each CTA quantizes its tokens before the main loop and keeps their codes
+// kAligned        kFused: rows of x start at multiples of 16 bytes and K is a multiple of 8
 // kWhole          K is a multiple of the k of a stage
 // kVector         features stored at once
 template <class Q, class T, int kBlockM, int kWarpTokens, int kStrips, int kWarpsN, int kWarpsK, int kWarpK,
-          int kStages, bool kWhole, int kVector>
+          int kStages, int kPromoteK, bool kBlockScales, bool kFused, bool kAligned, bool kWhole, int kVector>
 struct W8A8 {
     using Sum = typename Q::Accumulator;
     static constexpr int kWarpsM = kBlockM / kWarpTokens;
@@ -29,81 +51,139 @@ struct W8A8 {
     static constexpr int kThreads = kWarps * kWarpSize;
     static constexpr int kBlockN = kWarpsN * kStrips * 16;
     static constexpr int kBlockK = kWarpsK * kWarpK;
-    static constexpr int kUnits = kWarpK / 32;       // units of a strip in a warp's share of a stage: mma steps
+    static constexpr int kSteps = kWarpK / 32;       // mma steps of a warp in a stage
+    static constexpr int kUnits = kBlockK / 32;      // units of a strip in a stage
     static constexpr int kTokens = kWarpTokens / 8;  // n8 columns of tokens of a warp
+
+    // A period of k is summed in `part` before it is added to `sums`.
+    static constexpr int kPeriodK = kBlockScales ? kWarpK : kPromoteK;
+    static constexpr bool kPromotes = kPeriodK > 0;
+    static constexpr int kPeriodSteps = kPromotes ? min_of(kPeriodK / 32, kSteps) : 1;
+    static constexpr int kPeriodStages = kPromotes ? max_of(1, kPeriodK / kWarpK) : 1;
 
     static_assert(kWarpTokens % 8 == 0 && kBlockM % kWarpTokens == 0, "warps along M share the tile's tokens evenly");
     static_assert(kWarpK % 64 == 0, "one ldmatrix.x4 holds 64 k of eight tokens");
     static_assert(kStages >= 2, "one stage is filled while another is read");
+    static_assert(kPromoteK % 32 == 0 && (kPromoteK < kWarpK || kPromoteK % kWarpK == 0), "periods fit stages");
+    static_assert(!kBlockScales || kWarpK <= 128, "a stage of a warp lies in one block of 128 k");
 
     // Codes are padded to whole 16-byte pieces when they are made.
     using X = ActivationTile<kThreads, kBlockM, kBlockK, 1, true, kWhole>;
     using Fragments = typename X::template Fragments<kTokens>;
     using Out = Epilogue<Sum, T, kThreads, kBlockM, kBlockN, kWarpsK, kVector>;
 
-    // Weights of a stage: [warp_n][warp_k][strip][unit][lane], 16 bytes each; warps along M copy a share each.
-    static constexpr int kPieces = kStrips * kUnits;  // 512-byte pieces of one (warp_n, warp_k)
-    static constexpr int kWeightsAt = X::kBytes;
-    static constexpr int kStageBytes = ceil_div(kWeightsAt + kWarpsN * kWarpsK * kPieces * 512, 128) * 128;
-    static constexpr int kSharedBytes = max_of(kStages * kStageBytes, Out::kSharedBytes);
+    // Weights of a stage: [strip of the CTA][unit][lane], 16 bytes each. A warp copies kCopyUnits of kCopyStrips.
+    static constexpr int kPieces = kWarpsN * kStrips * kUnits;  // of 512 bytes
+    static constexpr int kShare = max_of(1, kPieces / kWarps);
+    static constexpr int kCopyUnits = min_of(kShare, kUnits);
+    static constexpr int kCopyStrips = kShare / kCopyUnits;
 
-    __device__ __forceinline__ static void run(const char* weights, const float* weight_scales, const u8* x,
-                                               const float* x_scales, u16* y, const u16* bias, u32* partials,
-                                               u32* arrivals, int m, int n, int k, int row_stride, int splits) {
+    // Shared memory: with kFused the largest magnitude of each token; stages of x (unless fused) and weights; with
+    // kFused the codes of all stages. The epilogue takes all but the magnitudes.
+    static constexpr int kFront = kFused ? ceil_div(kBlockM * 4, 128) * 128 : 0;
+    static constexpr int kWeightsAt = kFused ? 0 : X::kBytes;
+    static constexpr int kStageBytes = ceil_div(kWeightsAt + kPieces * 512, 128) * 128;
+    static constexpr int kCodesAt = kFront + kStages * kStageBytes;
+
+    // Quantizes the tile's tokens for stages first to last - 1; rows past M are zero.
+    __device__ __forceinline__ static void quantize(const W8A8Arguments& a, char* shared, int m0, int first, int last) {
+        const int thread = static_cast<int>(threadIdx.x), rows = min(kBlockM, a.m - m0);
+        u32* most = reinterpret_cast<u32*>(shared);
+        for (int r = thread; r < kBlockM; r += kThreads) most[r] = 0u;
+        __syncthreads();
+        const u16* x = static_cast<const u16*>(a.x) + static_cast<long long>(m0) * a.row_stride;
+        for (int r = 0; r < rows; ++r) {
+            const u16* row = x + static_cast<long long>(r) * a.row_stride;
+            u32 of_lane = 0;
+#pragma unroll 4
+            for (int piece = thread; piece * 8 < a.k; piece += kThreads) {
+                of_lane = larger_magnitude(of_lane, load_piece<kAligned>(row, piece, a.k));
+            }
+            of_lane = max_of_lanes<kWarpSize>(of_lane);
+            if (thread % kWarpSize == 0) atomicMax(most + r, of_lane);
+        }
+        __syncthreads();
+        constexpr int kPiecesAStage = kBlockK / 8;
+        const int pieces = (last - first) * kPiecesAStage, piece0 = first * kPiecesAStage;
+        for (int r = 0; r < kBlockM; ++r) {
+            const u16* row = x + static_cast<long long>(r) * a.row_stride;
+            const Divider divider(r < rows ? scale_of(most[r]) : 1.0f);
+#pragma unroll 4
+            for (int piece = thread; piece < pieces; piece += kThreads) {
+                float v[8];
+                uint2 codes = make_uint2(0u, 0u);
+                if (r < rows) {
+                    piece_to_float<T>(v, load_piece<kAligned>(row, piece0 + piece, a.k));
+                    codes = encode_piece<Q, true>(v, divider, 0.0f);
+                }
+                const int tile = piece / kPiecesAStage, at = piece % kPiecesAStage;
+                char* to = shared + kCodesAt + tile * X::kBytes + r * kBlockK + ((at / 2) ^ X::swizzle(r)) * 16;
+                *reinterpret_cast<uint2*>(to + at % 2 * 8) = codes;
+            }
+        }
+    }
+
+    __device__ __forceinline__ static float scale_of(u32 most) {
+        return safe_scale(__fdiv_rn(T::to_float(magnitude_bits(most)), largest_code(Q())));
+    }
+
+    __device__ __forceinline__ static void run(const W8A8Arguments& a) {
         extern __shared__ __align__(128) char shared_memory[];
         const u32 shared = shared_address(shared_memory);
         const int lane = static_cast<int>(threadIdx.x) % kWarpSize, warp = static_cast<int>(threadIdx.x) / kWarpSize;
         const int warp_k = warp % kWarpsK, warp_n = warp / kWarpsK % kWarpsN, warp_m = warp / (kWarpsK * kWarpsN);
 
-        const int m_tiles = (m + kBlockM - 1) / kBlockM, n_tiles = (n + kBlockN - 1) / kBlockN;
-        const int tile = static_cast<int>(blockIdx.x) % (m_tiles * n_tiles);
-        const int split = static_cast<int>(blockIdx.x) / (m_tiles * n_tiles);
+        // CTAs of one tile follow each other; then tiles along M, which read the same weights.
+        const int m_tiles = (a.m + kBlockM - 1) / kBlockM;
+        const int tile = static_cast<int>(blockIdx.x) / a.splits.ctas, split = static_cast<int>(blockIdx.x) % a.splits.ctas;
         const int m0 = tile % m_tiles * kBlockM, n0 = tile / m_tiles * kBlockN;
-
-        const int units = (k + 31) / 32;
-        const int last_strip = (n + 15) / 16 - 1, strip0 = n0 / 16 + warp_n * kStrips;
-        const int stages = (k + kBlockK - 1) / kBlockK;
-        const int stages_a_split = (stages + splits - 1) / splits;
-        const int first = min(split * stages_a_split, stages), last = min(first + stages_a_split, stages);
+        const int units = (a.k + 31) / 32, last_strip = (a.n + 15) / 16 - 1;
+        const int first = split * a.splits.share + min(split, a.splits.extra);
+        const int last = first + a.splits.share + (split < a.splits.extra ? 1 : 0);
 
         const int k0 = first * kBlockK;
-        X x_tile(x + static_cast<long long>(m0) * row_stride, m - m0, k, k0, row_stride);
-        const char* strip_at[kStrips];
-        int unit = (k0 + warp_k * kWarpK) / 32;
+        X x_tile(kFused ? nullptr : static_cast<const u8*>(a.x) + static_cast<long long>(m0) * a.row_stride, a.m - m0,
+                 a.k, k0, a.row_stride);
+        const int piece0 = warp * kShare, copy_strip = n0 / 16 + piece0 / kUnits;
+        int unit = k0 / 32 + piece0 % kUnits;
+        const char* strip_at[kCopyStrips];
 #pragma unroll
-        for (int s = 0; s < kStrips; ++s) {
+        for (int s = 0; s < kCopyStrips; ++s) {
             // Strips past N repeat the last one; their results are never stored.
-            const long long at = static_cast<long long>(min(strip0 + s, last_strip)) * units + (kWhole ? unit : 0);
-            strip_at[s] = weights + (at * kWarpSize + lane) * 16;
+            const long long at = static_cast<long long>(min(copy_strip + s, last_strip)) * units + (kWhole ? unit : 0);
+            strip_at[s] = a.weights + (at * kWarpSize + lane) * 16;
         }
-        const u32 weights_to = kWeightsAt + (warp_n * kWarpsK + warp_k) * kPieces * 512 + lane * 16;
+        const u32 weights_to = kFront + kWeightsAt + piece0 * 512 + lane * 16;
+        const bool copies = kPieces >= kWarps || piece0 < kPieces;
 
-        Copy16 pieces[kPieces];
-        const auto mine = [&](int piece) { return kWarpsM == 1 || piece % kWarpsM == warp_m; };
+        Copy16 pieces[kShare];
         const auto fetch_stage = [&](u32 slot) {  // the next stage, to the slot at this offset
-            x_tile.fetch(shared + slot);
-#pragma unroll
-            for (int s = 0; s < kStrips; ++s) {
-#pragma unroll
-                for (int u = 0; u < kUnits; ++u) {
-                    const int piece = s * kUnits + u;
+            if constexpr (!kFused) x_tile.fetch(shared + slot);
+            if (copies) {
+                for_each<kShare>([&](auto index) {
+                    constexpr int kPiece = decltype(index)::value, kStrip = kPiece / kCopyUnits;
+                    constexpr int kUnit = kPiece % kCopyUnits, kFrom = kWhole ? kUnit * 512 : 0;
                     // Past the last unit x is zero: any weights will do.
-                    const char* from = strip_at[s] + (kWhole ? u : min(unit + u, units - 1)) * 512;
-                    if (mine(piece)) pieces[piece].fetch(shared + slot + weights_to + piece * 512, from);
-                }
-                if constexpr (kWhole) strip_at[s] += kBlockK / 32 * 512;
+                    const char* from = strip_at[kStrip] + (kWhole ? 0 : min(unit + kUnit, units - 1) * 512);
+                    pieces[kPiece].template fetch<kPiece * 512, kFrom>(shared + slot + weights_to, from);
+                });
             }
-            unit += kBlockK / 32;
+            if constexpr (kWhole) {
+#pragma unroll
+                for (int s = 0; s < kCopyStrips; ++s) strip_at[s] += kUnits * 512;
+            } else {
+                unit += kUnits;
+            }
         };
         const auto land_stage = [&](u32 slot) {
-            x_tile.land(shared + slot);
+            if constexpr (!kFused) x_tile.land(shared + slot);
+            if (copies) {
 #pragma unroll
-            for (int piece = 0; piece < kPieces; ++piece) {
-                if (mine(piece)) pieces[piece].land(shared + slot + weights_to + piece * 512);
+                for (int i = 0; i < kShare; ++i) pieces[i].land(shared + slot + weights_to + i * 512);
             }
         };
 
-        Sum sums[kStrips][kTokens][4];
+        Sum sums[kStrips][kTokens][4], part[kPromotes ? kStrips : 1][kPromotes ? kTokens : 1][4];
 #pragma unroll
         for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
@@ -118,37 +198,93 @@ struct W8A8 {
             }
             copy_async_commit();
         }
+        if constexpr (kFused) quantize(a, shared_memory, m0, first, last);  // while the first weights are on their way
+
+        // Scales of blocks: two tokens a lane, as in its fragments; one for all of the warp's features.
+        const int groups = (a.k + 127) / 128;
+        const float* token_scales = a.x_scales + m0 + warp_m * kWarpTokens + 2 * (lane & 3);
+        const float* block_scales =
+            a.weight_scales + static_cast<long long>(min(n0 / 16 + warp_n * kStrips, last_strip)) * groups * 16;
+        float scale[kBlockScales ? kTokens : 1][2], block_scale = 1.0f;
+
+        const auto promote = [&] {
+            if constexpr (kPromotes) {
+#pragma unroll
+                for (int j = 0; j < kTokens; ++j) {
+                    float by[2] = {1.0f, 1.0f};
+                    if constexpr (kBlockScales) by[0] = scale[j][0] * block_scale, by[1] = scale[j][1] * block_scale;
+#pragma unroll
+                    for (int s = 0; s < kStrips; ++s) {
+#pragma unroll
+                        for (int c = 0; c < 4; ++c) {
+                            sums[s][j][c] = kBlockScales ? __fmaf_rn(part[s][j][c], by[c & 1], sums[s][j][c])
+                                                         : sums[s][j][c] + part[s][j][c];
+                        }
+                    }
+                }
+            }
+        };
 
         const u32 x_lane = Fragments::lane_address(lane, warp_m * kWarpTokens);
-        u32 slot = 0, free_slot = (kStages - 1) * kStageBytes;
-        for (int stage = first; stage < last; ++stage) {
+        const u32 weights_at = kFront + kWeightsAt + (warp_n * kStrips * kUnits + warp_k * kSteps) * 512 + lane * 16;
+        u32 slot = 0, free_slot = (kStages - 1) * kStageBytes, codes_at = shared + (kFused ? kCodesAt : 0);
+        const auto turn = [&](int stage, bool begins) {
             copy_async_wait<kStages - 2>();
             __syncthreads();  // this stage is there for all; all have left the slot that is filled next
             const bool more = stage + kStages - 1 < last;
             if (more) fetch_stage(free_slot);
             copy_async_commit();
-
-            const char* at = shared_memory + slot + weights_to;
-            Fragments b(shared + slot, x_lane, warp_k * kUnits);
+            if constexpr (kBlockScales) {  // used after the stage's products, which hide the latency
+                const int group = min((stage * kBlockK + warp_k * kWarpK) / 128, groups - 1);
+                block_scale = block_scales[group * 16];
 #pragma unroll
-            for (int step = 0; step < kUnits; ++step) {
+                for (int j = 0; j < kTokens; ++j) {
+                    const float2 two = *reinterpret_cast<const float2*>(
+                        token_scales + static_cast<long long>(group) * a.scale_stride + j * 8);
+                    scale[j][0] = two.x, scale[j][1] = two.y;
+                }
+            }
+
+            const char* at = shared_memory + slot + weights_at;
+            Fragments b(kFused ? codes_at : shared + slot, x_lane, warp_k * kSteps);
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
                 b.load(step);
 #pragma unroll
                 for (int s = 0; s < kStrips; ++s) {
-                    const uint4 v = *reinterpret_cast<const uint4*>(at + (s * kUnits + step) * 512);
-                    const u32 a[4] = {v.x, v.y, v.z, v.w};
+                    const Vec16 v = load_16(at + (s * kUnits + step) * 512);
 #pragma unroll
-                    for (int j = 0; j < kTokens; ++j) Mma<Q>::run(sums[s][j], a, b.low(j, step), b.high(j, step));
+                    for (int j = 0; j < kTokens; ++j) {
+                        if constexpr (kPromotes) {
+                            if (begins && step % kPeriodSteps == 0) {
+                                Mma<Q>::start(part[s][j], v.w, b.low(j, step), b.high(j, step));
+                            } else {
+                                Mma<Q>::run(part[s][j], v.w, b.low(j, step), b.high(j, step));
+                            }
+                        } else {
+                            Mma<Q>::run(sums[s][j], v.w, b.low(j, step), b.high(j, step));
+                        }
+                    }
                 }
+                if (kPeriodStages == 1 && (step + 1) % kPeriodSteps == 0) promote();
             }
             if (!kHasCopyAsync && more) land_stage(free_slot);
             free_slot = slot;
             slot = slot == (kStages - 1) * kStageBytes ? 0 : slot + kStageBytes;
+            if constexpr (kFused) codes_at += X::kBytes;
+        };
+        for (int stage = first; stage < last; stage += kPeriodStages) {
+#pragma unroll
+            for (int i = 0; i < kPeriodStages; ++i) {
+                if (i == 0 || stage + i < last) turn(stage + i, i == 0);
+            }
+            if constexpr (kPeriodStages > 1) promote();
         }
         copy_async_wait<0>();
         __syncthreads();  // the pipeline's memory becomes the epilogue's
 
-        u32* tile_sums = reinterpret_cast<u32*>(shared_memory);
+        const u32* most = reinterpret_cast<const u32*>(shared_memory);
+        u32* tile_sums = reinterpret_cast<u32*>(shared_memory + kFront);
 #pragma unroll
         for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
@@ -157,12 +293,19 @@ struct W8A8 {
                          sums[s][j]);
             }
         }
-        Out::run(tile_sums, y, bias, partials, arrivals, tile, split, splits, m0, n0, m, n,
+        Out::run(tile_sums, a.y, a.bias, a.partials, a.arrivals, tile, split, a.splits.ctas, m0, n0, a.m, a.n,
                  [&](int token, int feature, Sum sum) {
+                     if constexpr (kBlockScales) return sum;
+                     const float by = kFused ? scale_of(most[token - m0]) : a.x_scales[token * a.scale_stride];
+                     const float w = a.weight_scales[(feature >> 4) * 16 + (feature & 7) * 2 + ((feature >> 3) & 1)];
+                     float value = static_cast<float>(sum);
+                     if (!kFused && a.x_zeros != nullptr) {
+                         // In 64 bits: a zero point times a sum of codes may leave int32 where the result does not.
+                         const long long zero = a.x_zeros[token * a.scale_stride];
+                         value = static_cast<float>(static_cast<long long>(sum) - zero * a.column_sums[feature]);
+                     }
                      // The smaller scale first: no intermediate over- or underflows unless the result does.
-                     const float a = x_scales[token];
-                     const float b = weight_scales[(feature >> 4) * 16 + (feature & 7) * 2 + ((feature >> 3) & 1)];
-                     return static_cast<float>(sum) * fminf(a, b) * fmaxf(a, b);
+                     return value * fminf(by, w) * fmaxf(by, w);
                  });
     }
 };

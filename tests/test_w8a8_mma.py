@@ -122,8 +122,8 @@ def test_scales_neither_overflow_nor_vanish_on_the_way(x_scale, w_scale):
 
 
 def test_a_k_whose_sum_could_overflow_is_refused():
-    assert "overflow" in kernels.check(SMALL, Problem("w8a8-int8", 1, 16, 131_072), "sm_80")
-    assert kernels.check(SMALL, Problem("w8a8-int8", 1, 16, 131_071), "sm_80") is None
+    assert "overflow" in kernels.check(SMALL, Problem("w8a8-int8", 1, 16, 131_073), "sm_80")
+    assert kernels.check(SMALL, Problem("w8a8-int8", 1, 16, 131_072), "sm_80") is None
 
 
 # --- quantize_activations ---------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_codes_and_scales_equal_the_reference(op, dtype, k):
     x[3] *= np.float32(1000).astype(x.dtype)
     prob = Problem(op, 5, 16, k, dtype=dtype)
     want, want_scale = reference.quantize_activations(x, op)
-    for cfg in (QuantizeActivationsConfig(64, 1), QuantizeActivationsConfig(128, 2)):
+    for cfg in (QuantizeActivationsConfig(64, 2), QuantizeActivationsConfig(128, 2)):
         run = launch(cfg, prob, x, arch="sm_89")
         assert (run.call.x_scale == want_scale).all()
         assert (run.out[:, :k].view(np.uint8) == want.view(np.uint8)).all()
@@ -148,7 +148,7 @@ def test_codes_and_scales_equal_the_reference(op, dtype, k):
 def test_rows_that_are_not_finite_show_in_the_scale():
     x = activations(4, 64, "float16")
     x[0, 3], x[1, 5], x[2, 7] = np.nan, np.inf, -np.inf
-    run = launch(QuantizeActivationsConfig(64, 1), Problem("w8a8-int8", 4, 16, 64), x, arch="sm_80")
+    run = launch(QuantizeActivationsConfig(64, 2), Problem("w8a8-int8", 4, 16, 64), x, arch="sm_80")
     scale = run.call.x_scale
     assert np.isnan(scale[0])
     assert np.isinf(scale[1:3]).all()
@@ -157,7 +157,7 @@ def test_rows_that_are_not_finite_show_in_the_scale():
 
 def test_tiny_activations_get_a_normal_scale():
     x = np.full((1, 64), np.float32(2.0**-130)).astype(DTYPES["bfloat16"])
-    run = launch(QuantizeActivationsConfig(64, 1), Problem("w8a8-int8", 1, 16, 64, dtype="bfloat16"), x, arch="sm_80")
+    run = launch(QuantizeActivationsConfig(64, 2), Problem("w8a8-int8", 1, 16, 64, dtype="bfloat16"), x, arch="sm_80")
     assert run.call.x_scale[0] >= 2.0**-126
 
 
@@ -167,7 +167,7 @@ def test_a_zero_row_gives_zeros_and_leaves_the_others():
     for op in OPS:
         qw = cupyq.quantize(weights(256, 24), op)
         prob = Problem(op, 4, 24, 256)
-        quantized = launch(QuantizeActivationsConfig(64, 1), prob, x, arch="sm_89")
+        quantized = launch(QuantizeActivationsConfig(64, 2), prob, x, arch="sm_89")
         run = launch(SMALL, prob, quantized.out, qw, x_scale=quantized.call.x_scale, arch="sm_89")
         assert (run.out[2] == 0).all()
         others = [0, 1, 3]

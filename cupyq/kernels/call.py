@@ -9,6 +9,7 @@ import numpy as np
 
 from cupyq.arrays import Array, common_namespace
 from cupyq.errors import ArgumentError, DTypeError, IllegalConfig, ShapeError
+from cupyq.weights import column_sums
 
 from .config import Config, Launch
 from .dequant import DequantConfig
@@ -81,8 +82,13 @@ def call(
     qw : QuantizedWeight
         On the same device as x.
     bias : (N,) array of `prob.dtype`, optional
-    x_scale : (M,) or (M, 1) float32 array
-        W8A8: scale of each token.
+    x_scale : (M,), (M, 1) or (1,) float32 array
+        W8A8: scale of each token, or of all; "w8a8-fp8-block": (M, ceil(K/128)). Not with a fused config. Quantizing
+        with scales="tensor": the (1,) scale.
+    x_zero : (M,) or (1,) int32 array, optional
+        W8A8-int8: zero points, as many as scales. Quantizing with scales="tensor" and zeros: the (1,) zero point.
+    factor : (K,) array of `prob.dtype`, optional
+        Quantizing with smooth: what columns of x are multiplied by.
     out : array, optional
         Where the result goes: C order, of the result's shape and dtype. New if not given.
     workspace : (partials, arrivals), optional
@@ -119,15 +125,59 @@ def call(
         zeros = NULL if qw.zeros is None else qw.zeros
         args = (qw.packed, qw.scales, zeros, x, *results, *cfg.scalars(prob, stride))
     else:
-        if x_scale is None:
-            raise ShapeError(
-                "x_scale is missing: the W8A8 kernel takes quantized activations and the scale of each token"
-            )
-        codes = _codes(xp, prob, x)
-        scales = xp.ascontiguousarray(x_scale, dtype=np.float32).reshape(-1)
-        _expect("x_scale", scales, (prob.m,), np.dtype(np.float32))
-        args = (qw.packed, qw.scales, codes, scales, *results, *cfg.scalars(prob, codes.shape[1]))
+        args = (qw.packed, qw.scales, *_activations(xp, cfg, prob, x, qw, x_scale, x_zero, results))
     return Call(cfg.entry(prob), args, y, launch.grid, launch.block, launch.shared_bytes)
+
+
+def _activations(
+    xp: Any,
+    cfg: W8A8Config,
+    prob: Problem,
+    x: Array | None,
+    qw: Any,
+    x_scale: Array | None,
+    x_zero: Array | None,
+    results: tuple[Any, ...],
+) -> tuple[Any, ...]:
+    """Return the W8A8 kernel's arguments from x on."""
+    if cfg.fused:
+        if x_scale is not None or x_zero is not None:
+            raise ArgumentError("x_scale is given: a fused config quantizes x itself")
+        _expect("x", x, (prob.m, prob.k), NUMPY_DTYPES[prob.dtype])
+        x, stride = _rows(xp, x, 16 if prob.k % 8 == 0 else 2)
+        return (x, NULL, NULL, NULL, *results, *cfg.scalars(prob, stride, 1))
+    if x_scale is None:
+        raise ShapeError("x_scale is missing: the W8A8 kernel takes quantized activations and the scale of each token")
+    codes = _codes(xp, prob, x)
+    if prob.op == "w8a8-fp8-block":
+        scales = _block_scales_of(xp, prob, x_scale)
+        return (codes, scales, NULL, NULL, *results, *cfg.scalars(prob, codes.shape[1], scales.shape[1]))
+    scales = xp.ascontiguousarray(x_scale, dtype=np.float32).reshape(-1)
+    one = scales.size == 1 and prob.m > 1
+    shape = (1,) if one else (prob.m,)
+    _expect("x_scale", scales, shape, np.dtype(np.float32))
+    zeros = sums = NULL
+    if x_zero is not None:
+        if prob.op != "w8a8-int8":
+            raise ArgumentError(f"x_zero is given: codes of {prob.op} have no zero points")
+        zeros = xp.ascontiguousarray(x_zero).reshape(-1)
+        _expect("x_zero", zeros, shape, np.dtype(np.int32))
+        sums = column_sums(qw)
+    return (codes, scales, zeros, sums, *results, *cfg.scalars(prob, codes.shape[1], 0 if one else 1))
+
+
+def _block_scales_of(xp: Any, prob: Problem, x_scale: Array) -> Array:
+    """Return scales of every 128 k of each token as the kernel reads them; not copied if `block_scales` made them."""
+    _expect("x_scale", x_scale, (prob.m, -(-prob.k // BLOCK_K)), np.dtype(np.float32))
+    wide = -(-prob.m // 256) * 256
+    base = x_scale.base
+    while base is not None and tuple(base.shape) != (x_scale.shape[1], wide):
+        base = base.base
+    if base is not None and base.flags.c_contiguous and pointer(base) == pointer(x_scale):
+        return base
+    scales = xp.zeros((x_scale.shape[1], wide), np.float32)
+    scales[:, : prob.m] = x_scale.T
+    return scales
 
 
 def _dequant(cfg: DequantConfig, prob: Problem, qw: Any, out: Array | None) -> Call:

@@ -9,6 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from cupyq.weights import LONGEST_INT8_K
+
 from .config import (
     CPP_TYPES,
     MAX_GRID,
@@ -34,13 +36,16 @@ WARP_K = (64, 128)
 STAGES = (2, 3, 4, 5, 6)
 SPLIT_K = (1, 2, 3, 4, 6, 8, 12, 16)
 
-SAFE_K = 2**31 // (128 * 128) - 1
-"""Longest K whose int32 sum of products of codes cannot overflow: (2**31 - 1) // (-128 * -128)."""
+PROMOTE_K = (0, 64, 128, 256, 512)
+FUSED_BLOCK_M = (8, 16, 32, 64)
+
+SAFE_K = LONGEST_INT8_K
+"""Longest K of int8: 131,072 products of -128..127 fit int32 (`weights.pack` refuses the one column that would not)."""
 
 _OTHER_REGISTERS = 48
 
-_TYPES = {"w8a8-int8": "Int8", "w8a8-fp8": "E4m3"}
-_LEAST_CC = {"w8a8-int8": (7, 5), "w8a8-fp8": (8, 9)}
+_TYPES = {"w8a8-int8": "Int8", "w8a8-fp8": "E4m3", "w8a8-fp8-block": "E4m3"}
+_LEAST_CC = {"w8a8-int8": (7, 5), "w8a8-fp8": (8, 9), "w8a8-fp8-block": (8, 9)}
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,11 @@ class W8A8Config(Config):
         Stages of the copy pipeline: 2 to 6.
     split_k : int
         CTAs that share a tile's K; the last to arrive adds the partial sums in fixed order.
+    promote_k : int
+        "w8a8-fp8": k of a warp that the tensor core, which may keep fewer than 24 bits, sums by itself before an fp32
+        addition: 64, 128, 256, 512, or 0 for all of them. Scales of blocks do the same after each stage.
+    fused : bool
+        x comes in 16 bits, and each CTA quantizes the tokens of its tile: one launch less, for small M.
     """
 
     block_m: int = 64
@@ -73,6 +83,8 @@ class W8A8Config(Config):
     warp_k: int = 64
     stages: int = 4
     split_k: int = 1
+    promote_k: int = 0
+    fused: bool = False
 
     family: ClassVar[str] = "w8a8_mma"
     template: ClassVar[str] = "w8a8_mma.cu"
@@ -96,14 +108,17 @@ class W8A8Config(Config):
         return prob.k % self.block_k == 0
 
     def stage_bytes(self) -> int:
-        """Shared memory of a stage: activations and weights, a byte each."""
-        return ceil_div((self.block_m + self.block_n) * self.block_k, 128) * 128
+        """Shared memory of a stage: activations (unless fused) and weights, a byte each."""
+        rows = self.block_n + (0 if self.fused else self.block_m)
+        return ceil_div(rows * self.block_k, 128) * 128
 
     def shared_bytes(self, prob: Problem) -> int:
         """Dynamic shared memory of a CTA: the pipeline's or, if larger, the epilogue's."""
-        del prob
         epilogue = self.warps_k * self.block_m * (self.block_n + 4) * 4 + 16
-        return max(self.stages * self.stage_bytes(), epilogue)
+        if not self.fused:
+            return max(self.stages * self.stage_bytes(), epilogue)
+        codes = ceil_div(self.k_tiles(prob), self.split_k) * self.block_m * self.block_k
+        return ceil_div(4 * self.block_m, 128) * 128 + max(self.stages * self.stage_bytes() + codes, epilogue)
 
     def tiles(self, prob: Problem) -> int:
         """Output tiles."""
@@ -117,10 +132,15 @@ class W8A8Config(Config):
         """Estimate of the registers of a thread, on the safe side, for legality before anything is compiled."""
         tokens = self.warp_tokens // 8
         fragments = (2 if tokens > 1 else 4) * tokens + 4 * self.strips
-        if prob.op == "w8a8-fp8" and device.cc[0] in (9, 10):
+        if prob.op != "w8a8-int8" and device.cc[0] in (9, 10):
             fragments *= 3  # there mma.sync has no 8-bit floats: ptxas widens both fragments to 16 bits
         staging = 0 if device.cc >= (8, 0) else 4 * ceil_div(self.stage_bytes() // 16, self.threads) + 4
-        return self.strips * tokens * 4 + fragments + staging + _OTHER_REGISTERS
+        sums = self.strips * tokens * 4 * (2 if self._promotes(prob) else 1)
+        scales = 2 * tokens if prob.op == "w8a8-fp8-block" else 0
+        return sums + scales + fragments + staging + _OTHER_REGISTERS
+
+    def _promotes(self, prob: Problem) -> bool:
+        return self.promote_k > 0 or prob.op == "w8a8-fp8-block"
 
     def reasons(self, prob: Problem, device: Target) -> Iterable[str]:
         """Yield a sentence for each reason why this config cannot run `prob` on `device`."""
@@ -146,9 +166,14 @@ class W8A8Config(Config):
             yield f"{self.threads} threads a block; activations of {self.block_k} k are copied by 64 or more"
         if self.threads > 512:
             yield f"{self.threads} threads a block; at most 512, so that each may have 128 registers"
-        columns = self.block_k // 16
-        if self.threads % columns:
-            yield f"{self.threads} threads cannot share {columns} 16-byte columns of activations evenly"
+        yield from self._promote_reasons(prob)
+        if self.fused:
+            if self.block_m not in FUSED_BLOCK_M:
+                yield f"fused=True with block_m={self.block_m}: a CTA quantizes at most {FUSED_BLOCK_M[-1]} tokens"
+            if prob.op == "w8a8-fp8-block":
+                yield "fused=True: scales of blocks are found by the kernel that quantizes activations"
+        if self.threads < 64:
+            yield f"{self.threads} threads a block; at least 64, so that they copy whole rows"
         limit = min(REGISTER_BUDGET, 65536 // self.threads)
         registers = self.registers(prob, device)
         if registers > limit:
@@ -156,20 +181,29 @@ class W8A8Config(Config):
         yield from shared_reason(self.shared_bytes(prob), device)
         if prob.op == "w8a8-int8" and prob.k > SAFE_K:
             yield f"K={prob.k} may overflow the int32 sum of products; at most {SAFE_K}"
-        k_tiles = self.k_tiles(prob)
-        if self.split_k > 1 and (self.split_k - 1) * ceil_div(k_tiles, self.split_k) >= k_tiles:
-            yield idle_split(self.split_k, k_tiles, self.block_k)
+        if self.split_k > self.k_tiles(prob):
+            yield idle_split(self.split_k, self.k_tiles(prob), self.block_k)
         if self.tiles(prob) * self.split_k > MAX_GRID:
             yield f"needs {self.tiles(prob) * self.split_k} blocks; a grid has at most {MAX_GRID}"
 
-    def scalars(self, prob: Problem, row_stride: int) -> tuple[np.int32, ...]:
+    def scalars(self, prob: Problem, row_stride: int, scale_stride: int) -> tuple[np.int32, ...]:
         """The kernel's arguments after its pointers."""
-        return tuple(map(np.int32, (prob.m, prob.n, prob.k, row_stride, self.split_k)))
+        share, extra = divmod(self.k_tiles(prob), self.split_k)
+        values = (prob.m, prob.n, prob.k, row_stride, scale_stride, self.split_k, share, extra)
+        return tuple(map(np.int32, values))
+
+    def _promote_reasons(self, prob: Problem) -> Iterable[str]:
+        if self.promote_k and prob.op != "w8a8-fp8":
+            yield f"promote_k={self.promote_k}: {prob.op} sums exactly, or promotes with its scales; it must be 0"
+        if self.promote_k > self.warp_k and self.promote_k > 4 * self.warp_k:
+            yield f"promote_k={self.promote_k} unrolls more than four stages of {self.warp_k} k"
 
     def entry(self, prob: Problem) -> str:
         """Name of the kernel's entry function."""
-        kind = _TYPES[prob.op].lower()
+        kind = _TYPES[prob.op].lower() + ("_block" if prob.op == "w8a8-fp8-block" else "")
+        kind += ("_fused" if self.fused else "") + (f"_r{self.promote_k}" if self.promote_k else "")
         edges = ("" if self._whole(prob) else "_tail_k") + ("" if prob.n % 4 == 0 else "_ragged_n")
+        edges += "_gather" if self.fused and prob.k % 8 else ""
         return (
             f"cupyq_w8a8_{kind}_m{self.block_m}x{self.warp_tokens}_s{self.strips}_n{self.warps_n}"
             f"_k{self.warps_k}x{self.warp_k}_p{self.stages}_{SHORT_TYPES[prob.dtype]}{edges}"
@@ -187,15 +221,21 @@ class W8A8Config(Config):
             self.warps_k,
             self.warp_k,
             self.stages,
+            self.promote_k,
+            cpp_bool(prob.op == "w8a8-fp8-block"),
+            cpp_bool(self.fused),
+            cpp_bool(prob.k % 8 == 0),
             cpp_bool(self._whole(prob)),
             4 if prob.n % 4 == 0 else 1,
         )
         return f"""
 using Kernel = W8A8<{", ".join(map(str, arguments))}>;
-extern "C" __global__ void __launch_bounds__(Kernel::kThreads) {self.entry(prob)}(
-    const char* weights, const float* weight_scales, const u8* x, const float* x_scales, u16* y, const u16* bias,
-    u32* partials, u32* arrivals, int m, int n, int k, int row_stride, int splits) {{
-    Kernel::run(weights, weight_scales, x, x_scales, y, bias, partials, arrivals, m, n, k, row_stride, splits);
+extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) {self.entry(prob)}(
+    const char* weights, const float* weight_scales, const void* x, const float* x_scales, const int* x_zeros,
+    const int* column_sums, u16* y, const u16* bias, u32* partials, u32* arrivals, int m, int n, int k, int row_stride,
+    int scale_stride, int splits, int share, int extra) {{
+    Kernel::run({{weights, weight_scales, x, x_scales, x_zeros, column_sums, y, bias, partials, arrivals, m, n, k,
+                 row_stride, scale_stride, {{splits, share, extra}}}});
 }}
 """
 
@@ -215,24 +255,37 @@ _FIELDS = {
     "warp_k": WARP_K,
     "stages": STAGES,
     "split_k": SPLIT_K,
+    "promote_k": PROMOTE_K,
+    "fused": (False, True),
 }
 
 
 def candidates(prob: Problem) -> Iterator[W8A8Config]:
     """Yield the configs worth a look for `prob`, legal or not, in a fixed order."""
+    promote = (0, 128, 256) if prob.op == "w8a8-fp8" else (0,)
     for block_m, warp_tokens in product(BLOCK_M, WARP_TOKENS):
         if block_m % warp_tokens or block_m // warp_tokens > 4 or (block_m > 8 and block_m >= 2 * prob.m):
             continue
-        for strips, warps_n, warps_k, warp_k, stages, split_k in product(STRIPS, WARPS, WARPS, WARP_K, STAGES, SPLIT_K):
+        for strips, warps_n, warps_k, warp_k, stages, split_k, promote_k in product(
+            STRIPS, WARPS, WARPS, WARP_K, STAGES, SPLIT_K, promote
+        ):
             if 2 <= block_m // warp_tokens * warps_n * warps_k <= 8:
-                yield W8A8Config(block_m, warp_tokens, strips, warps_n, warps_k, warp_k, stages, split_k)
+                yield W8A8Config(block_m, warp_tokens, strips, warps_n, warps_k, warp_k, stages, split_k, promote_k)
 
 
 def default(prob: Problem, device: Target, sms: int) -> W8A8Config:
-    """Return the config used when nothing is tuned: the shape of tile by M, then the split that fills the SMs."""
+    """Return the config used when nothing is tuned: the shape of tile by M, then the split that fills the SMs.
+
+    Where the tensor cores sum 8-bit floats themselves, 256 k at most go without an fp32 addition. On 9.x and 10.x
+    mma.sync has none: ptxas widens them to 16 bits.
+    """
     shapes = (
+        (128, 64, 4, 2, 1, 128, 3),
         (128, 64, 4, 2, 1, 64, 3),
+        (128, 64, 2, 4, 1, 128, 3),
+        (128, 32, 4, 2, 1, 128, 3),
         (128, 32, 4, 2, 1, 64, 3),
+        (64, 32, 2, 2, 1, 128, 4),
         (64, 32, 4, 2, 1, 64, 4),
         (32, 32, 4, 2, 2, 64, 4),
         (16, 16, 4, 1, 4, 64, 4),
@@ -242,8 +295,9 @@ def default(prob: Problem, device: Target, sms: int) -> W8A8Config:
     best, best_cost = None, float("inf")
     if device.cc < (8, 0):
         shapes = tuple((*shape[:-1], 2) for shape in shapes)
+    promote_k = 256 if prob.op == "w8a8-fp8" and device.cc[0] not in (9, 10) else 0
     for shape, split_k in product(shapes, SPLIT_K):
-        cfg = W8A8Config(*shape, split_k=split_k)
+        cfg = W8A8Config(*shape, split_k=split_k, promote_k=promote_k)
         if any(True for _ in cfg.reasons(prob, device)):
             continue
         waves = ceil_div(cfg.tiles(prob) * split_k, sms)
@@ -252,4 +306,4 @@ def default(prob: Problem, device: Target, sms: int) -> W8A8Config:
         cost += 4 * cfg.block_m * cfg.block_n * (split_k > 1)
         if cost < best_cost:
             best, best_cost = cfg, cost
-    return best or W8A8Config(8, 8, 1, 2, 1, 64, 2, 1)
+    return best or W8A8Config(8, 8, 1, 2, 1, 64, 2, 1, promote_k)
