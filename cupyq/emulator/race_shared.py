@@ -18,6 +18,8 @@ from .race_global import GlobalRaces
 from .syntax import Ins
 
 U32 = np.uint32
+# The records of one access move as one element: 4 bytes for each of its granules.
+WIDE = {n: np.dtype(f"V{n}") for n in (32, 64, 128)} | {n: CELL[n] for n in (4, 8, 16)}
 KEPT = 384  # accesses remembered to name the other line of a race
 COLUMN = ATOMIC - 1
 
@@ -33,10 +35,10 @@ class SharedRaces(GlobalRaces):
         self.writes = np.zeros(self.granules, U32)
         self.latest_read = np.zeros(self.granules, U32)
         self.reads = np.zeros(self.granules * self.columns, U32)
-        sizes = (4, 8, 16, 32)
-        self.write_cells = {s: self.writes.view(CELL[s]) for s in sizes}
-        self.latest_cells = {s: self.latest_read.view(CELL[s]) for s in sizes}
-        self.read_cells = {s: self.reads.view(CELL[s]) for s in sizes}
+        sizes = WIDE
+        self.write_cells = {s: self.writes.view(WIDE[s]) for s in sizes}
+        self.latest_cells = {s: self.latest_read.view(WIDE[s]) for s in sizes}
+        self.read_cells = {s: self.reads.view(WIDE[s]) for s in sizes}
         self.recent: deque = deque(maxlen=KEPT)
         self.lane_warp = np.repeat(self.local_warp, 32)
 
@@ -89,7 +91,7 @@ class SharedRaces(GlobalRaces):
                 agents = range(self.per_cta, self.columns)
                 self._against_reads(g, ins, position, active, warps, local, everywhere, agents)
             stamp = ((FOREVER if flies else self.now) << TIME_SHIFT) | (ATOMIC if atomic else 0)
-            mark = np.repeat((local | stamp).astype(U32), k).view(CELL[wide])
+            mark = np.repeat((local | stamp).astype(U32), k).view(WIDE[wide])
             self.write_cells[wide][cells] = mark
             if not atomic:
                 back = self.write_cells[wide].take(cells).view(U32).reshape(-1, k)[:, 0]
@@ -100,7 +102,7 @@ class SharedRaces(GlobalRaces):
         else:
             if atomic:
                 return
-            stamp = np.full(k, self.now, U32).view(CELL[wide])[0]
+            stamp = np.full(k, self.now, U32).view(WIDE[wide])[0]
             self.latest_cells[wide][cells] = stamp
             self.read_cells[wide][cells + local * (self.granules // k)] = stamp
         self.recent.append((ins, position, warps, size, write))
@@ -190,7 +192,7 @@ class SharedRaces(GlobalRaces):
     def async_land(self, ins: Ins, threads: np.ndarray, position: np.ndarray, size: int) -> None:
         local = self.local_warp[threads >> 5]
         k = size >> self.shift
-        mark = np.repeat((local | (self.now << TIME_SHIFT)).astype(U32), k).view(CELL[4 * k])
+        mark = np.repeat((local | (self.now << TIME_SHIFT)).astype(U32), k).view(WIDE[4 * k])
         self.write_cells[4 * k][position >> SHIFT[size]] = mark
 
     # ---- asynchronous agents: bulk copies and wgmma. `warps` issues; `column` stands for the agent.
@@ -242,7 +244,7 @@ class SharedRaces(GlobalRaces):
                     self.report_warp(
                         ins, int(warps[i]), 0, int(position[i]) + j * self.granule, True, s, None, False, late
                     )
-            mark = np.repeat((column | (FOREVER << TIME_SHIFT)).astype(U32), k).view(CELL[4 * k])
+            mark = np.repeat((column | (FOREVER << TIME_SHIFT)).astype(U32), k).view(WIDE[4 * k])
             self.write_cells[4 * k][cells] = mark
         self.recent.append((ins, position, np.int64(-int(column[0])), 16, write))
 
@@ -251,7 +253,7 @@ class SharedRaces(GlobalRaces):
         k = 16 >> self.shift
         cells = position >> 4
         if write:
-            mark = np.repeat((column | (self.now << TIME_SHIFT)).astype(U32), k).view(CELL[4 * k])
+            mark = np.repeat((column | (self.now << TIME_SHIFT)).astype(U32), k).view(WIDE[4 * k])
             self.write_cells[4 * k][cells] = mark
         else:
             self.reads.reshape(self.columns, -1)[column[:, None], (cells * k)[:, None] + np.arange(k)] = self.now

@@ -78,3 +78,85 @@ def compile_matmul(cc: int, dtype: str, out: str, bm: int, bn: int, bk: int, sta
     acc = tl.int32 if dtype == "i8" else tl.float32
     constants = {"BM": bm, "BN": bn, "BK": bk, "ACC": acc, "OUT": TYPES[out]}
     return build(matmul, cc, signature, constants, ("a", "b", "c", "N", "K"), num_stages=stages, num_warps=warps)
+
+
+TYPES["fp8e4nv"] = tl.float8e4nv
+
+
+@triton.jit
+def matmul_descriptors(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, OUT: tl.constexpr):
+    pm = tl.program_id(0) * BM
+    pn = tl.program_id(1) * BN
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        x = a.load([pm, k])
+        y = b.load([k, pn])
+        acc = tl.dot(x, y, acc)
+    c.store([pm, pn], acc.to(OUT))
+
+
+@triton.jit
+def matmul_device_descriptors(
+    a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, OUT: tl.constexpr
+):
+    a_map = tl.make_tensor_descriptor(a, [M, K], [K, 1], [BM, BK])
+    b_map = tl.make_tensor_descriptor(b, [K, N], [N, 1], [BK, BN])
+    c_map = tl.make_tensor_descriptor(c, [M, N], [N, 1], [BM, BN])
+    pm = tl.program_id(0) * BM
+    pn = tl.program_id(1) * BN
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        x = a_map.load([pm, k])
+        y = b_map.load([k, pn])
+        acc = tl.dot(x, y, acc)
+    c_map.store([pm, pn], acc.to(OUT))
+
+
+@triton.jit
+def softmax(x, y, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    inside = at < columns
+    value = tl.load(x + row * columns + at, mask=inside, other=-float("inf"))
+    value = tl.exp(value - tl.max(value, axis=0))
+    tl.store(y + row * columns + at, value / tl.sum(value, axis=0), mask=inside)
+
+
+@triton.jit
+def histogram(x, counts, total, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    value = tl.load(x + at, mask=inside, other=0)
+    tl.atomic_add(counts + value, 1, mask=inside)
+    tl.atomic_add(total, tl.sum(tl.where(inside, value, 0), axis=0))
+
+
+@lru_cache(maxsize=8)
+def compile_descriptors(cc: int, dtype: str, out: str, b: int, stages: int, device: bool = False) -> Kernel:
+    if device:
+        signature = {"a": f"*{dtype}", "b": f"*{dtype}", "c": f"*{out}"}
+        aligned: tuple = ("a", "b", "c", "N", "K")
+    else:
+        signature = {
+            "a": f"tensordesc<{dtype}[{b},{b}]>",
+            "b": f"tensordesc<{dtype}[{b},{b}]>",
+            "c": f"tensordesc<{out}[{b},{b}]>",
+        }
+        aligned = ()
+    signature.update({"M": "i32", "N": "i32", "K": "i32"})
+    signature.update(dict.fromkeys(("BM", "BN", "BK", "OUT"), "constexpr"))
+    fn = matmul_device_descriptors if device else matmul_descriptors
+    return build(
+        fn, cc, signature, {"BM": b, "BN": b, "BK": b, "OUT": TYPES[out]}, aligned, num_stages=stages, num_warps=4
+    )
+
+
+def compile_softmax(cc: int, block: int) -> Kernel:
+    return build(
+        softmax, cc, {"x": "*fp32", "y": "*fp32", "columns": "i32", "BLOCK": "constexpr"}, {"BLOCK": block}, num_warps=4
+    )
+
+
+def compile_histogram(cc: int) -> Kernel:
+    signature = {"x": "*i32", "counts": "*i32", "total": "*i32", "n": "i32", "BLOCK": "constexpr"}
+    return build(histogram, cc, signature, {"BLOCK": 256}, num_warps=4)
