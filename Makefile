@@ -48,7 +48,7 @@ TEST_STAMP := $(VENV)/.cupyq-test
 LINT_STAMP := $(VENV)/.cupyq-lint
 DOCS_STAMP := $(VENV)/.cupyq-docs
 
-.PHONY: help tune test test-all lint format docs bench bench-static doctor clean distclean
+.PHONY: help tune test test-all lint format docs bench bench-static clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,7 +74,8 @@ format: $(LINT_STAMP)  ## let ruff and clang-format rewrite what they can
 	@$(PY) -m ruff format .
 	@$(VENV)/bin/clang-format -i kernels_cu/*.cu kernels_cu/*.cuh
 
-docs: $(DOCS_STAMP)  ## run the documentation's transcripts and draw its picture again
+docs: $(DOCS_STAMP)  ## write what the documentation's transcripts print now, and draw its picture again
+	@$(PY) tests/test_docs.py
 	@$(PY) -m pytest -q tests/test_docs.py
 	@mkdir -p build
 	@for gpu in a100-sxm h100-sxm rtx-4090; do \
@@ -82,14 +83,15 @@ docs: $(DOCS_STAMP)  ## run the documentation's transcripts and draw its picture
 	done
 	@$(PY) examples/plot_speedup.py --db build/docs.db docs/img/speedup.png
 
-bench: $(RUN_STAMP)  ## measure the kernels (needs a GPU)
-	@$(PY) benchmarks/bench.py $(ARGS)
+bench: $(RUN_STAMP)  ## a model's layers, every path and band: measured on a GPU, else predicted for DEVICE
+	@mkdir -p build
+	@$(PY) -m cupyq.tune --quiet $(if $(DEVICE),--device $(DEVICE)) --model $(MODEL) --db build/bench.db $(ARGS)
+	@$(PY) -m cupyq.db best --db build/bench.db --csv
+	@$(PY) -m cupyq.db crossover --db build/bench.db --csv
 
-bench-static: $(RUN_STAMP)  ## instruction counts, registers and sectors of every kernel (needs no GPU)
-	@$(PY) benchmarks/bench_static.py $(ARGS)
-
-doctor: $(RUN_STAMP)  ## what is installed, what is missing, and the command that mends it
-	@$(PY) -m cupyq doctor
+bench-static: $(RUN_STAMP)  ## what NVRTC makes of each architecture's default kernels, and the predictor's errors
+	@$(PY) benchmarks/static.py $(ARGS)
+	@$(PY) benchmarks/prediction.py --no-plots
 
 clean:  ## remove what the other targets made, but .venv and tuning.db
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

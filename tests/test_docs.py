@@ -1,4 +1,7 @@
-"""Documentation is tested: transcripts print what they say, links lead somewhere, make targets exist."""
+"""Documentation is tested: transcripts print what they say, links lead somewhere, make targets exist.
+
+Run as a program it writes what the transcripts print now into the pages: `make docs`, then read the diff.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +52,29 @@ def run_doctest(test: doctest.DocTest) -> None:
     assert not failed, "".join(report)
 
 
+class _Renewer(doctest.DocTestRunner):
+    """Keeps what failing examples print instead of reporting it."""
+
+    def __init__(self) -> None:
+        super().__init__(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+        self.changed: list[tuple[doctest.Example, str]] = []
+
+    def report_failure(self, out: object, test: object, example: doctest.Example, got: str) -> None:
+        self.changed.append((example, got))
+
+
+def renew(page: Path) -> int:
+    """Write the outputs that changed into the page, and return how many there were. An exception stays an error."""
+    runner = _Renewer()
+    runner.run(doctest.DocTestParser().get_doctest(transcript(page), {}, page.name, str(page), 0))
+    lines = page.read_text(encoding="utf-8").split("\n")
+    for example, got in reversed(runner.changed):  # from the end, so that line numbers stay right
+        start = example.lineno + example.source.count("\n")
+        lines[start : start + example.want.count("\n")] = [line.rstrip() for line in got.splitlines()]
+    page.write_text("\n".join(lines), encoding="utf-8")
+    return len(runner.changed)
+
+
 with_transcripts = [p for p in PAGES if ">>> " in p.read_text(encoding="utf-8")]
 
 
@@ -95,6 +121,14 @@ def test_an_output_with_a_blank_line_is_one_output(tmp_path):
         run_doctest(doctest.DocTest([third], {}, "page", str(page), 0, None))
 
 
+def test_a_page_is_renewed_in_place(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n```python\n>>> print('x\\n\\ny')\nold\n>>> 2\n3\n>>> 4\n4\n\n```\nz\n")
+    assert renew(page) == 2
+    assert page.read_text() == "a\n```python\n>>> print('x\\n\\ny')\nx\n\ny\n>>> 2\n2\n>>> 4\n4\n\n```\nz\n"
+    assert renew(page) == 0
+
+
 @pages
 def test_links_lead_somewhere(page):
     targets = [t for t in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in t and not t.startswith("#")]
@@ -108,3 +142,15 @@ def test_make_targets_exist(page):
     code = re.findall(r"`([^`\n]+)`|^((?:\$ )?make .*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     named = {word for pair in code for part in pair for words in MAKE.findall(part) for word in words.split()}
     assert named <= targets, f"no such target: {sorted(named - targets)}"
+
+
+if __name__ == "__main__":
+    import os
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for each in with_transcripts:
+            os.environ["CUPYQ_DB"] = str(Path(folder) / f"{each.stem}.db")
+            if count := renew(each):
+                print(f"{each.relative_to(ROOT)}: {count} outputs changed; read the diff")
