@@ -8,6 +8,8 @@ Needs no GPU. Every time that it prints is predicted.
 
 from __future__ import annotations
 
+import sys
+
 import click
 from rich import box
 from rich.console import Console
@@ -53,7 +55,7 @@ def main(op: str, shape: str, batches: str) -> None:
                 str(launch.grid[0]),
                 f"{time_us:.1f}",
             )
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 100)
     console.print(table)
     console.print("\n".join(refused), highlight=False)
     if spilled:
