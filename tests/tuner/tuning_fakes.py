@@ -5,6 +5,7 @@ from __future__ import annotations
 from cupyq import devices
 from cupyq.kernels import Problem
 from cupyq.tuner.candidate import Candidate
+from cupyq.tuner.fake import FakeDevice
 from cupyq.tuner.sampling import Stopping
 
 DEVICE = devices.get("rtx-4090")
@@ -22,3 +23,13 @@ def in_order(candidates, problem):
     """Rank candidates as they come: a predictor that knows nothing."""
     del problem
     return list(candidates)
+
+
+def make_fake(faults: dict[str, str]) -> FakeDevice:
+    """Make a fake GPU in a worker's process."""
+    return FakeDevice(DEVICE, steady, faults=faults, search=QUICK, final=QUICK)
+
+
+def make_nothing() -> FakeDevice:
+    """Fail to set up, as a GPU that is lost does."""
+    raise RuntimeError("no CUDA-capable device is detected")
