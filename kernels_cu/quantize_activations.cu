@@ -141,7 +141,7 @@ struct QuantizeActivations {
         return encode_piece<Q, kFinite>(v, Divider(scale), zero);
     }
 
-    // Codes past K are zero, which stands for nothing: the product meets weights of zero there.
+    // Codes past K stand for zero, and meet weights of zero.
     __device__ __forceinline__ static void store(u8* codes, int piece, int code_stride, const uint4& v) {
         if (piece * 8 < code_stride) *reinterpret_cast<uint4*>(codes + piece * 8) = v;
     }

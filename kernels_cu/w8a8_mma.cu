@@ -228,7 +228,11 @@ struct W8A8 {
         const u32 x_lane = Fragments::lane_address(lane, warp_m * kWarpTokens);
         const u32 weights_at = kFront + kWeightsAt + (warp_n * kStrips * kUnits + warp_k * kSteps) * 512 + lane * 16;
         u32 slot = 0, free_slot = (kStages - 1) * kStageBytes, codes_at = shared + (kFused ? kCodesAt : 0);
-        const auto turn = [&](int stage, bool begins) {
+        const auto turn = [&](int stage, int i) {  // stage i of its period
+            if constexpr (kPeriodStages % kStages == 0) {  // then slots are constants
+                slot = i % kStages * kStageBytes;
+                free_slot = (i + kStages - 1) % kStages * kStageBytes;
+            }
             copy_async_wait<kStages - 2>();
             __syncthreads();  // this stage is there for all; all have left the slot that is filled next
             const bool more = stage + kStages - 1 < last;
@@ -256,7 +260,7 @@ struct W8A8 {
 #pragma unroll
                     for (int j = 0; j < kTokens; ++j) {
                         if constexpr (kPromotes) {
-                            if (begins && step % kPeriodSteps == 0) {
+                            if (i == 0 && step % kPeriodSteps == 0) {
                                 Mma<Q>::start(part[s][j], v.w, b.low(j, step), b.high(j, step));
                             } else {
                                 Mma<Q>::run(part[s][j], v.w, b.low(j, step), b.high(j, step));
@@ -276,7 +280,7 @@ struct W8A8 {
         for (int stage = first; stage < last; stage += kPeriodStages) {
 #pragma unroll
             for (int i = 0; i < kPeriodStages; ++i) {
-                if (i == 0 || stage + i < last) turn(stage + i, i == 0);
+                if (i == 0 || stage + i < last) turn(stage + i, i);
             }
             if constexpr (kPeriodStages > 1) promote();
         }

@@ -9,6 +9,8 @@ import pytest
 
 import cupyq
 from cupyq import kernels, reference
+from cupyq.compiler import compile_kernel, sass
+from cupyq.errors import ArgumentError
 from cupyq.kernels import Problem, QuantizeActivationsConfig, W8A8Config
 from emulated import DTYPES, activations, launch, weights
 
@@ -126,42 +128,191 @@ def test_a_k_whose_sum_could_overflow_is_refused():
     assert kernels.check(SMALL, Problem("w8a8-int8", 1, 16, 131_072), "sm_80") is None
 
 
-# --- quantize_activations ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("m", [*range(1, 18), 31, 33, 63, 127, 129])
+def test_ragged_m(m):  # b2
+    product(m, 40, 136, cfg=SMALL)
+
+
+@pytest.mark.parametrize("m", [65_537, pytest.param(1_048_561, marks=pytest.mark.slow)])
+def test_huge_m(m):  # b4
+    run = product(m, 8, 32, cfg=W8A8Config(128, 64, 1, 1, 1, 64, 2), checks=())
+    assert np.isfinite(run.out[-1]).all()
+
+
+def test_k_of_131072_is_exact():  # a12
+    k = 131_072
+    qw = cupyq.pack(np.full((k, 16), 127, np.int8), np.full((1, 16), 2.0**-15, np.float32), scheme="w8a8-int8")
+    codes = np.full((1, k), -128, np.int8)
+    cfg = W8A8Config(8, 8, 1, 1, 4, 128, 3)
+    prob = Problem("w8a8-int8", 1, 16, k, dtype="bfloat16")
+    run = launch(cfg, prob, codes, qw, x_scale=np.ones(1, np.float32), arch="sm_80", checks=())
+    assert (run.out == np.float32(-128 * 127 * k / 2**15).astype(DTYPES["bfloat16"])).all()
+
+
+def test_the_one_column_that_overflows_is_refused():  # a12
+    codes = np.zeros((131_072, 3), np.int8)
+    codes[:, 1] = -128
+    with pytest.raises(ArgumentError, match="all be -128 in column 1"):
+        cupyq.pack(codes, np.ones((1, 3), np.float32), scheme="w8a8-int8")
+    codes[5, 1] = -127
+    cupyq.pack(codes, np.ones((1, 3), np.float32), scheme="w8a8-int8")
+
+
+@pytest.mark.parametrize(("x_scale", "w_scale"), [(1e-3, 1e-3), (1e3, 1e-9), (1e-9, 1e3)])
+def test_float16_result_of_large_sums(x_scale, w_scale):  # a2
+    qw = cupyq.pack(np.full((4096, 16), 127, np.int8), np.full((1, 16), w_scale, np.float32), scheme="w8a8-int8")
+    codes, scale = np.full((1, 4096), 127, np.int8), np.full(1, x_scale, np.float32)
+    run = launch(W8A8Config(8, 8, 1, 2, 2, 128, 3), Problem("w8a8-int8", 1, 16, 4096), codes, qw, x_scale=scale)
+    assert (run.out == 66.0625).all()
+
+
+def compared(run, x, qw, bias=None, **scales):
+    dtype = run.out.dtype.name
+    want = reference.matmul(x, qw, bias, **scales)
+    comparison = reference.compare(run.out, want, reference.bound(x, qw, dtype, bias, **scales))
+    assert comparison.ok, comparison
+
+
+@pytest.mark.parametrize("split_k", [1, 3])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_zero_points(split_k, dtype):
+    qw, prob = cupyq.quantize(weights(1100, 72), "w8a8-int8"), Problem("w8a8-int8", 40, 72, 1100, dtype=dtype)
+    x = np.abs(activations(40, 1100, dtype).astype(np.float32)).astype(DTYPES[dtype])
+    codes, x_scale, x_zero = reference.quantize_activations(x, "w8a8-int8", symmetric=False)
+    cfg = dataclasses.replace(SMALL, split_k=split_k)
+    run = launch(cfg, prob, codes, qw, x_scale=x_scale, x_zero=x_zero, arch="sm_80")
+    compared(run, codes, qw, x_scale=x_scale, x_zero=x_zero)
+
+
+def test_zero_points_past_32_bits():
+    # The zero point's share nears the end of int32, and the result lies beyond it.
+    k = 131_072
+    qw = cupyq.pack(np.full((k, 16), 127, np.int8), np.ones((1, 16), np.float32), scheme="w8a8-int8")
+    codes, one = np.full((1, k), 127, np.int8), np.ones(1, np.float32)
+    prob = Problem("w8a8-int8", 1, 16, k, dtype="bfloat16")
+    cfg = W8A8Config(8, 8, 1, 1, 4, 128, 3)
+    run = launch(cfg, prob, codes, qw, x_scale=one, x_zero=np.array([-128], np.int32), arch="sm_80", checks=())
+    assert (run.out == np.float32(255 * 127 * k).astype(DTYPES["bfloat16"])).all()
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("k", [1, 7, 8, 72, 200, 2000])
-def test_codes_and_scales_equal_the_reference(op, dtype, k):
-    x = activations(5, k, dtype)
-    x[2] = 0
-    x[3] *= np.float32(1000).astype(x.dtype)
-    prob = Problem(op, 5, 16, k, dtype=dtype)
-    want, want_scale = reference.quantize_activations(x, op)
-    for cfg in (QuantizeActivationsConfig(64, 2), QuantizeActivationsConfig(128, 2)):
-        run = launch(cfg, prob, x, arch="sm_89")
-        assert (run.call.x_scale == want_scale).all()
-        assert (run.out[:, :k].view(np.uint8) == want.view(np.uint8)).all()
-        assert not run.out[:, k:].any()
+def test_one_scale_for_all_tokens(op):
+    qw, prob = cupyq.quantize(weights(200, 40), op), Problem(op, 9, 40, 200)
+    codes, x_scale = reference.quantize_activations(activations(9, 200, "float16"), op, 0.02)
+    compared(launch(SMALL, prob, codes, qw, x_scale=x_scale[:1], arch="sm_89"), codes, qw, x_scale=x_scale)
 
 
-def test_rows_that_are_not_finite_show_in_the_scale():
-    x = activations(4, 64, "float16")
-    x[0, 3], x[1, 5], x[2, 7] = np.nan, np.inf, -np.inf
-    run = launch(QuantizeActivationsConfig(64, 2), Problem("w8a8-int8", 4, 16, 64), x, arch="sm_80")
-    scale = run.call.x_scale
-    assert np.isnan(scale[0])
-    assert np.isinf(scale[1:3]).all()
-    assert np.isfinite(scale[3])
+@pytest.mark.parametrize(
+    ("warp_k", "promote_k"), [(64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (128, 512)]
+)
+@pytest.mark.parametrize("stages", [2, 3])
+def test_promoted_sums(warp_k, promote_k, stages):
+    cfg = dataclasses.replace(SMALL, warp_k=warp_k, promote_k=promote_k, stages=stages)
+    product(17, 72, 1100, "w8a8-fp8", cfg=cfg)
 
 
-def test_tiny_activations_get_a_normal_scale():
-    x = np.full((1, 64), np.float32(2.0**-130)).astype(DTYPES["bfloat16"])
-    run = launch(QuantizeActivationsConfig(64, 2), Problem("w8a8-int8", 1, 16, 64, dtype="bfloat16"), x, arch="sm_80")
-    assert run.call.x_scale[0] >= 2.0**-126
+@pytest.mark.parametrize(
+    ("m", "n", "k", "cfg"),
+    [
+        (3, 72, 200, W8A8Config(8, 8, 1, 2, 2, 64, 3)),
+        (40, 300, 1100, W8A8Config(32, 16, 2, 2, 1, 128, 3, 2)),
+        (130, 136, 512, W8A8Config(128, 64, 2, 4, 1, 128, 3)),
+    ],
+)
+def test_scales_of_blocks(m, n, k, cfg):
+    op = "w8a8-fp8-block"
+    qw, prob = cupyq.quantize(weights(k, n), op), Problem(op, m, n, k)
+    x = activations(m, k, "float16")
+    x[:, ::5] *= 100  # blocks differ
+    codes, x_scale = reference.quantize_activations(x, op)
+    run = launch(cfg, prob, codes, qw, x_scale=x_scale, bias=np.ones(n, np.float16), arch="sm_89")
+    compared(run, codes, qw, np.ones(n, np.float16), x_scale=x_scale)
 
 
-def test_a_zero_row_gives_zeros_and_leaves_the_others():
+def test_scales_of_blocks_go_from_kernel_to_kernel_uncopied():
+    op, m, k = "w8a8-fp8-block", 9, 300
+    qw, prob, x = cupyq.quantize(weights(k, 40), op), Problem(op, m, 40, k), activations(m, k, "float16")
+    quantized = launch(kernels.quantize_activations.default(prob), prob, x, arch="sm_89")
+    run = launch(SMALL, prob, quantized.out, qw, x_scale=quantized.call.x_scale, arch="sm_89")
+    assert run.call.args[3] is quantized.call.args[5]
+    compared(run, x, qw)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "cfg"),
+    [
+        (3, 72, 200, W8A8Config(8, 8, 1, 2, 2, 64, 3, fused=True)),
+        (17, 40, 1100, W8A8Config(16, 16, 2, 2, 1, 64, 2, 3, fused=True)),
+        (70, 72, 515, W8A8Config(64, 32, 2, 2, 1, 64, 3, fused=True)),
+    ],
+)
+def test_fused_quantization_equals_two_launches(op, m, n, k, cfg):
+    qw, prob, x = cupyq.quantize(weights(k, n), op), Problem(op, m, n, k), activations(m, k, "float16")
+    x[1] = 0
+    fused = launch(cfg, prob, x, qw, arch="sm_89")
+    codes, x_scale = reference.quantize_activations(x, op)
+    two = launch(dataclasses.replace(cfg, fused=False), prob, codes, qw, x_scale=x_scale, arch="sm_89")
+    assert (fused.out == two.out).all()
+    assert (fused.out[1] == 0).all()
+
+
+def test_fused_on_turing():
+    qw, prob = cupyq.quantize(weights(328, 40), "w8a8-int8"), Problem("w8a8-int8", 5, 40, 328)
+    x = activations(5, 328, "float16")
+    cfg = W8A8Config(8, 8, 1, 2, 2, 64, 2, fused=True)
+    compared(launch(cfg, prob, x, qw, arch="sm_75"), x, qw)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_repeated_and_shuffled_runs_agree_bit_for_bit(op):  # a18, c1
+    cfg = dataclasses.replace(SMALL, split_k=3, warps_k=2)
+    runs = [product(9, 40, 1000, op, cfg=cfg, seed=seed).out for seed in (None, 1, 2)]
+    assert all((run == runs[0]).all() for run in runs)
+
+
+# --- bars -------------------------------------------------------------------------------------------------------------
+
+LARGE, SQUARE = W8A8Config(128, 64, 4, 2, 1, 128, 3), W8A8Config(64, 32, 2, 2, 1, 128, 3)
+
+
+@pytest.mark.parametrize(("op", "arch"), [("w8a8-int8", "sm_80"), ("w8a8-fp8", "sm_89")])
+@pytest.mark.parametrize(("cfg", "bar"), [(LARGE, 1.6), (SQUARE, 2.5)])
+def test_main_loop_is_lean(op, arch, cfg, bar):
+    run = product(2 * cfg.block_m, cfg.block_n, 8 * cfg.block_k, op, cfg=cfg, arch=arch, checks=())
+    loop = max(run.counters.by_loop(), key=lambda row: row["tensor"])
+    assert (loop["instructions"] - loop["tensor"]) / loop["tensor"] <= bar
+    machine = sass.main_loop(run.compiled.cubin)
+    assert machine.tensor >= 32
+    assert machine.overhead <= bar
+    assert run.compiled.spill_bytes == 0
+    assert not any(run.counters.shared_conflicts.get(kind) for kind in ("load", "async"))
+    assert run.counters.global_sectors["async"] == run.counters.global_ideal_sectors["async"]
+
+
+@pytest.mark.parametrize(("m", "bar"), [(4096, 1.6), (64, 2.5)])
+def test_default_fp8_loop_with_promotion_is_lean(m, bar):
+    prob = Problem("w8a8-fp8", m, 4096, 4096)
+    cfg = kernels.default(prob, "sm_89")
+    compiled = compile_kernel(cfg, prob, "sm_89")
+    assert cfg.promote_k == 256
+    assert sass.main_loop(compiled.cubin).overhead <= bar
+    assert compiled.spill_bytes == 0
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("op", [*OPS, "w8a8-fp8-block"])
+def test_default_configs_do_not_spill(arch, op):
+    for m in (1, 64, 4096):
+        prob = Problem(op, m, 4096, 4096)
+        cfg = kernels.default(prob, arch)
+        if kernels.check(cfg, prob, arch) is None:
+            assert compile_kernel(cfg, prob, arch).spill_bytes == 0, cfg
+        else:
+            assert (op == "w8a8-int8", arch in ("sm_75", "sm_80")) == (False, True)
+
+
+def test_a_zero_row_gives_zeros_and_leaves_the_others():  # a9
     x = activations(4, 256, "float16")
     x[2] = 0
     for op in OPS:

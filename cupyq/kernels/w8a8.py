@@ -133,7 +133,9 @@ class W8A8Config(Config):
         tokens = self.warp_tokens // 8
         fragments = (2 if tokens > 1 else 4) * tokens + 4 * self.strips
         if prob.op != "w8a8-int8" and device.cc[0] in (9, 10):
-            fragments *= 3  # there mma.sync has no 8-bit floats: ptxas widens both fragments to 16 bits
+            fragments *= (
+                3 * self.warp_k // 64
+            )  # there mma.sync has no 8-bit floats: ptxas widens both fragments to 16 bits
         staging = 0 if device.cc >= (8, 0) else 4 * ceil_div(self.stage_bytes() // 16, self.threads) + 4
         sums = self.strips * tokens * 4 * (2 if self._promotes(prob) else 1)
         scales = 2 * tokens if prob.op == "w8a8-fp8-block" else 0
@@ -296,6 +298,8 @@ def default(prob: Problem, device: Target, sms: int) -> W8A8Config:
     if device.cc < (8, 0):
         shapes = tuple((*shape[:-1], 2) for shape in shapes)
     promote_k = 256 if prob.op == "w8a8-fp8" and device.cc[0] not in (9, 10) else 0
+    if promote_k:  # two stages of 128 k, and then a period has them both: their places in shared memory are constants
+        shapes = tuple((*shape[:-1], 2) if shape[5] == 128 else shape for shape in shapes)
     for shape, split_k in product(shapes, SPLIT_K):
         cfg = W8A8Config(*shape, split_k=split_k, promote_k=promote_k)
         if any(True for _ in cfg.reasons(prob, device)):
