@@ -1,5 +1,6 @@
 """Small CUDA kernels compiled to PTX with NVRTC, no headers, no GPU."""
 
+# ruff: noqa: E501 (kernels stay on one line)
 from __future__ import annotations
 
 from functools import lru_cache

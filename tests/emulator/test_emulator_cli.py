@@ -1,5 +1,6 @@
 """The command line, launch arguments, counters, and the errors of both."""
 
+# ruff: noqa: E501 (kernels stay on one line)
 from __future__ import annotations
 
 import json

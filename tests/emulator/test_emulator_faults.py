@@ -1,5 +1,6 @@
 """Planted faults: each check has kernels that commit it, caught at the right line, and clean twins that pass."""
 
+# ruff: noqa: E501 (kernels stay on one line)
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
 """Fragments of every mma, ldmatrix and stmatrix shape, filled by hand from the tables of the PTX ISA."""
 
+# ruff: noqa: E501 (kernels stay on one line)
 from __future__ import annotations
 
 import ml_dtypes

@@ -1,5 +1,6 @@
 """Broken PTX: a clear error, never a hang, never another kind of exception."""
 
+# ruff: noqa: E501 (kernels stay on one line)
 from __future__ import annotations
 
 import random

@@ -1,5 +1,6 @@
 """Single instructions against plain Python integers, exact fractions, NumPy and ml_dtypes."""
 
+# ruff: noqa: E501 (kernels stay on one line)
 from __future__ import annotations
 
 from fractions import Fraction
