@@ -89,9 +89,9 @@ bench: $(RUN_STAMP)  ## a model's layers, every path and band: measured on a GPU
 	@$(PY) -m cupyq.db best --db build/bench.db --csv
 	@$(PY) -m cupyq.db crossover --db build/bench.db --csv
 
-bench-static: $(RUN_STAMP)  ## what NVRTC makes of each architecture's default kernels, and the predictor's errors
-	@$(PY) benchmarks/static.py $(ARGS)
+bench-static: $(RUN_STAMP)  ## the predictor's errors, and what NVRTC makes of each architecture's default kernels (fails on spills)
 	@$(PY) benchmarks/prediction.py --no-plots
+	@$(PY) benchmarks/static.py $(ARGS)
 
 clean:  ## remove what the other targets made, but .venv and tuning.db
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
