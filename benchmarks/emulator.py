@@ -40,7 +40,8 @@ def main(m: int, n: int, k: int, arch: str, device: str) -> None:
         seconds = time.perf_counter() - start
         count = result.counters.total_instructions
         print(
-            f"checks {', '.join(checks):30} {seconds:6.2f} s   {count:>10,} warp instructions   {count / seconds / 1e6:5.2f} M/s"
+            f"checks {', '.join(checks):30} {seconds:6.2f} s   {count:>10,} warp instructions   "
+            f"{count / seconds / 1e6:5.2f} M/s"
         )
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
 

@@ -19,14 +19,18 @@ def load_all() -> None:
     if _loaded:
         return
     from . import (  # noqa: F401
+        ops_async,
         ops_atomic,
+        ops_bits,
         ops_cluster,
         ops_control,
         ops_convert,
         ops_integer,
+        ops_matrix,
         ops_mbarrier,
         ops_memory,
         ops_mma,
+        ops_move,
         ops_tensor,
         ops_warp,
         ops_wgmma,

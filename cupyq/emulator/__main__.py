@@ -50,7 +50,7 @@ def compile_file(path: Path, arch: str, options: tuple[str, ...]) -> str:
 
 def argument(spec: Any, rng: np.random.Generator) -> Any:
     """One argument of the JSON list: a number, null, or an object; see the docs."""
-    if spec is None or isinstance(spec, (int, float)) and not isinstance(spec, bool):
+    if spec is None or (isinstance(spec, (int, float)) and not isinstance(spec, bool)):
         return spec
     if not isinstance(spec, dict):
         raise ArgumentError(f"an argument must be a number, null or an object, got {spec!r}")
@@ -117,8 +117,11 @@ def show_rows(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
 @click.option("--by-source", is_flag=True, help="Counters for each line of the CUDA source.")
 @click.option("--by-loop", is_flag=True, help="Instructions for each loop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counters as JSON.")
-def main(file: Path, spec: Path | None, entry: str | None, grid: str | None, block: str | None, shared: int | None, checks: tuple[str, ...],
-         seed: int | None, arch: str, options: tuple[str, ...], by_line: bool, by_source: bool, by_loop: bool, as_json: bool) -> None:  # fmt: skip
+def main(
+    file: Path, spec: Path | None, entry: str | None, grid: str | None, block: str | None, shared: int | None,
+    checks: tuple[str, ...], seed: int | None, arch: str, options: tuple[str, ...], by_line: bool, by_source: bool,
+    by_loop: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Run a kernel of FILE (.ptx or .cu) on the CPU, with every check on, and print its counters.
 
     Exit status: 0 when the kernel is clean, 1 when a fault was found, 2 when it could not be run.
@@ -132,10 +135,18 @@ def main(file: Path, spec: Path | None, entry: str | None, grid: str | None, blo
         ptx = compile_file(file, arch, options) if file.suffix in (".cu", ".cuh") else file.read_text()
         rng = np.random.default_rng(said.get("random_seed", 0))
         args = [argument(a, rng) for a in said.get("args", [])]
+        shared_bytes = shared if shared is not None else said.get("shared_bytes", 0)
         result = launch(
-            ptx, entry or said.get("entry"), numbers(grid, said.get("grid", 1)), numbers(block, said.get("block", 32)), args,
-            shared if shared is not None else said.get("shared_bytes", 0), checks=checks or CHECKS, seed=seed, cluster=said.get("cluster"),
-        )  # fmt: skip
+            ptx,
+            entry or said.get("entry"),
+            numbers(grid, said.get("grid", 1)),
+            numbers(block, said.get("block", 32)),
+            args,
+            shared_bytes,
+            checks=checks or CHECKS,
+            seed=seed,
+            cluster=said.get("cluster"),
+        )
     except EmulatorFault as fault:
         console.print(f"[bold red]{fault.kind}[/]", end=" ")
         console.print(fault.message, markup=False, highlight=False)

@@ -97,7 +97,8 @@ class Counters:
     mma : dict of str to int
         Tensor-core instructions by their full opcode.
     global_requests, global_sectors : dict of str to int
-        Warp requests to global memory, and 32-byte sectors they touch, for ``"load"``, ``"store"``, ``"async"``, ``"atomic"``.
+        Warp requests to global memory, and 32-byte sectors they touch, for ``"load"``, ``"store"``,
+        ``"async"``, ``"atomic"``.
     shared_requests, shared_wavefronts, shared_conflicts : dict of str to int
         Warp requests to shared memory, passes over the banks, and passes beyond the least number possible.
     bytes : dict of str to int
@@ -162,9 +163,8 @@ class Counters:
         out: Counter = Counter()
         executed = self.executed
         for ins in self._program.code:
-            if ins.parts[0] == "mma" or ins.op.startswith("wgmma.mma_async"):
-                if executed[ins.index]:
-                    out[ins.op] += int(executed[ins.index])
+            if (ins.parts[0] == "mma" or ins.op.startswith("wgmma.mma_async")) and executed[ins.index]:
+                out[ins.op] += int(executed[ins.index])
         return dict(out)
 
     @property

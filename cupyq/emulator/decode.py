@@ -16,15 +16,34 @@ from .faults import UnsupportedPTX
 from .syntax import SINT, UINT, WIDTH, Imm, Ins, Neg, Reg, Sink, Vec
 
 # Width of every special register known.
+TRIPLES = ["tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid"]
+WORDS = [
+    "laneid",
+    "warpid",
+    "nwarpid",
+    "smid",
+    "nsmid",
+    "clock",
+    "clock_hi",
+    "lanemask_eq",
+    "lanemask_le",
+    "lanemask_lt",
+    "lanemask_ge",
+    "lanemask_gt",
+    "dynamic_smem_size",
+    "total_smem_size",
+    "aggr_smem_size",
+    "cluster_ctarank",
+    "cluster_nctarank",
+    "globaltimer_lo",
+    "globaltimer_hi",
+]
 SPECIAL_WIDTH = {
-    **{f"%{name}.{axis}": 32 for name in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid") for axis in "xyz"},
-    **dict.fromkeys(
-        ("%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%clock", "%clock_hi", "%lanemask_eq", "%lanemask_le", "%lanemask_lt",
-         "%lanemask_ge", "%lanemask_gt", "%dynamic_smem_size", "%total_smem_size", "%aggr_smem_size", "%cluster_ctarank",
-         "%cluster_nctarank", "%globaltimer_lo", "%globaltimer_hi"), 32),
+    **{f"%{name}.{axis}": 32 for name in TRIPLES for axis in "xyz"},
+    **{f"%{name}": 32 for name in WORDS},
     **dict.fromkeys(("%clock64", "%globaltimer", "%gridid"), 64),
     "%is_explicit_cluster": 1,
-}  # fmt: skip
+}
 
 BUILDERS: dict[str, Callable] = {}
 

@@ -141,8 +141,10 @@ def _triple(value: Any, name: str) -> tuple[int, int, int]:
 class Launch:
     """One launch: checked arguments, device memory, and the waves that run its CTAs."""
 
-    def __init__(self, program: Program, grid: Any, block: Any, args: Sequence[Any], shared_bytes: int, checks: Sequence[str],
-                 seed: int | None, cluster: Any, max_steps: int, sms: int) -> None:  # fmt: skip
+    def __init__(
+        self, program: Program, grid: Any, block: Any, args: Sequence[Any], shared_bytes: int, checks: Sequence[str],
+        seed: int | None, cluster: Any, max_steps: int, sms: int,
+    ) -> None:  # fmt: skip
         self.program = program
         self.grid, self.block = _triple(grid, "grid"), _triple(block, "block")
         self.threads = self.block[0] * self.block[1] * self.block[2]
@@ -270,10 +272,11 @@ class Launch:
     def run(self) -> Result:
         total = self.grid[0] * self.grid[1] * self.grid[2]
         wave = self.wave_size()
-        # Waves of equal size: the last one would else be nearly empty.
-        waves = -(-total // wave)
-        wave = -(-total // waves // self.cluster_size) * self.cluster_size if waves > 1 else total
-        wave = max(wave, -(-(-(-total // waves)) // self.cluster_size) * self.cluster_size)
+        # Waves of equal size, in whole clusters: the last one would else be nearly empty.
+        clusters = -(-total // self.cluster_size)
+        per_wave = max(wave // self.cluster_size, 1)
+        waves = -(-clusters // per_wave)
+        wave = -(-clusters // waves) * self.cluster_size
         self.counters.blocks = total
         self.counters.warps = total * -(-self.threads // 32)
         with np.errstate(all="ignore"):

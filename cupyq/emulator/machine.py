@@ -148,7 +148,7 @@ class Machine:
         launch = self.launch
         shape = (self.W, 32)
         base, _, axis = name[1:].partition(".")
-        bx, by, bz = launch.block
+        bx, by, _bz = launch.block
         a = "xyz".index(axis) if axis else 0
         if base == "tid":
             t = np.minimum(self.thread_in_block, self.threads - 1)
@@ -222,8 +222,8 @@ class Machine:
         if len(text.split(";")) > 2 or not text.strip():
             text = ins.text
         return EmulatorFault(
-            kind, message, thread=thread, block=self.launch.block_index(self.first + int(cta)), line=ins.line, text=text,
-            source=self.program.source(ins), address=address, argument=argument,
+            kind, message, thread=thread, block=self.launch.block_index(self.first + int(cta)), line=ins.line,
+            text=text, source=self.program.source(ins), address=address, argument=argument,
         )  # fmt: skip
 
     # ---- the loop
@@ -436,7 +436,8 @@ class Machine:
             ):
                 raise self.fault(
                     "sync",
-                    f"barrier {b} is reached at line {ins.line} by this warp while others of the block wait at line {first.line}",
+                    f"barrier {b} is reached at line {ins.line} by this warp while others of the block wait "
+                    f"at line {first.line}",
                     ins,
                     int(warp),
                     0,
@@ -524,7 +525,8 @@ class Machine:
                 block = self.launch.block_index(self.first + int(self.cta_of_warp[warp]))
                 if len(words) < 12:
                     words.append(
-                        f"block {block} warp {warp % self.warps_per_cta} ({int(lanes.sum())} lanes) {how} at line {ins.line} `{ins.text}`"
+                        f"block {block} warp {warp % self.warps_per_cta} ({int(lanes.sum())} lanes) {how} "
+                        f"at line {ins.line} `{ins.text}`"
                     )
                 seen.add(ins.index)
         assert first is not None

@@ -244,7 +244,7 @@ def fault(
 def check_global(
     g: Any, ins: Ins, address: np.ndarray, size: int, active: np.ndarray | None, write: bool
 ) -> list[tuple[Allocation, Any]]:
-    """Find the allocations of flat addresses; a fault if any access is out of bounds, misaligned, freed or read-only."""
+    """Find the allocations of flat addresses; a fault if one is out of bounds, misaligned, freed or read-only."""
     m = g.m
     verb = "write" if write else "read"
     if misaligned(address, size):
@@ -321,7 +321,8 @@ def shared_index(
         at = int(np.argmax((where < shared.start) | (where + size > shared.end)))
         raise fault(
             g, ins, "memory",
-            f"{verb} of {size} bytes out of bounds: shared address {int(where[at])} where {shared.end - shared.start} bytes from {shared.start} exist",
+            f"{verb} of {size} bytes out of bounds: shared address {int(where[at])} where "
+            f"{shared.end - shared.start} bytes from {shared.start} exist",
             active, at, int(where[at]),
         )  # fmt: skip
     if misaligned(where, size):

@@ -23,7 +23,6 @@ def _bra(d: Decoder, ins: Ins) -> Callable:
     d.count(ins, 1)
     target = ins.args[0].index
     after = ins.index + 1
-    backward = target <= ins.index
     guard = d.guard(ins)
     if guard is None:
         return lambda g: target
@@ -45,7 +44,6 @@ def _bra(d: Decoder, ins: Ins) -> Callable:
                 return target
         return Goto(np.where(taken, np.int32(target), np.int32(after)))
 
-    del backward
     return branch
 
 
@@ -122,9 +120,31 @@ def _nothing(d: Decoder, ins: Ins) -> Callable:
 @op("membar", "fence")
 def _fence(d: Decoder, ins: Ins) -> Callable:
     m = Mods(ins)
-    known = {"cta", "gl", "sys", "gpu", "cluster", "sc", "acq_rel", "acquire", "release", "proxy", "alias", "async", "async::generic", "tensormap::generic",
-             "async.global", "global", "shared::cta", "shared::cluster", "async.shared::cta", "mbarrier_init", "sync_restrict::shared::cta",
-             "sync_restrict::shared::cluster", "async::bulk"}  # fmt: skip
+    known = [
+        "cta",
+        "gl",
+        "sys",
+        "gpu",
+        "cluster",
+        "sc",
+        "acq_rel",
+        "acquire",
+        "release",
+        "proxy",
+        "alias",
+        "async",
+        "async::generic",
+        "tensormap::generic",
+        "async.global",
+        "global",
+        "shared::cta",
+        "shared::cluster",
+        "async.shared::cta",
+        "mbarrier_init",
+        "async::bulk",
+        "sync_restrict::shared::cta",
+        "sync_restrict::shared::cluster",
+    ]
     unknown = [p for p in m.left if p not in known]
     if unknown:
         raise d.refuse(ins, f"{ins.op}: modifier .{unknown[0]} is not known")
@@ -288,11 +308,6 @@ def check_members(g: Any, ins: Ins, named: np.ndarray | None, active: np.ndarray
                 int(g.warps[row]),
                 lane,
             )
-    if named is not None and acting is not None:
-        # Groups of lanes with masks of their own need only their own mates.
-        lead = np.arange(32)
-        mine = named & acting
-        del lead, mine
     if acting is None:
         return True
     need = g.live() if named is None else g.live() & named

@@ -140,8 +140,8 @@ def _packed(d: Decoder, ins: Ins, m: Mods, source: str) -> Callable:
         return _pack_saturating(d, ins, m, source)
     target = m.type()
     mode = m.choice("rn", "rz", "rna", default="rn")
-    relu, satfinite, ftz = m.flag("relu"), m.flag("satfinite"), m.flag("ftz")
-    scaled = [p for p in m.left if p.startswith("scaled") or p.startswith("n2")]
+    relu, satfinite, _ftz = m.flag("relu"), m.flag("satfinite"), m.flag("ftz")
+    scaled = [p for p in m.left if p.startswith(("scaled", "n2"))]
     if scaled:
         raise d.refuse(ins, f"{ins.op} is not known")
     m.end()

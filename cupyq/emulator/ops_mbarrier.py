@@ -55,7 +55,8 @@ def _mbarrier(d: Decoder, ins: Ins) -> Callable:
     m = Mods(ins)
     what = m.left.pop(0) if m.left else ""
     builder = {
-        "init": _init, "inval": _inval, "arrive": _arrive, "arrive_drop": _arrive, "test_wait": _wait, "try_wait": _wait,
+        "init": _init, "inval": _inval, "arrive": _arrive, "arrive_drop": _arrive, "test_wait": _wait,
+        "try_wait": _wait,
         "expect_tx": _tx, "complete_tx": _tx, "pending_count": _pending,
     }.get(what)  # fmt: skip
     if builder is None:

@@ -9,7 +9,6 @@ import numpy as np
 
 from . import counters as count
 from .decode import Decoder, Mods, extend, full, getter, op, put_where
-from .group import PARK
 from .memory import (
     CELL,
     LOCAL_ID,
@@ -25,8 +24,27 @@ from .memory import (
 from .syntax import UINT, WIDTH, Imm, Ins, Mem, Reg, Sink, Vec
 
 U32, U64 = np.uint32, np.uint64
-CACHE = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",
-         "L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "L2::evict_last", "L2::evict_normal", "L2::evict_first")  # fmt: skip
+CACHE = [
+    "ca",
+    "cg",
+    "cs",
+    "lu",
+    "cv",
+    "wb",
+    "wt",
+    "nc",
+    "L1::evict_normal",
+    "L1::evict_unchanged",
+    "L1::evict_first",
+    "L1::evict_last",
+    "L1::no_allocate",
+    "L2::64B",
+    "L2::128B",
+    "L2::256B",
+    "L2::evict_last",
+    "L2::evict_normal",
+    "L2::evict_first",
+]
 SCOPES = ("cta", "cluster", "gpu", "sys")
 SPACES = (
     "global",
@@ -164,7 +182,7 @@ def load_cells(
 def store_cells(
     g: Any, ins: Ins, space: str, address: np.ndarray, active: np.ndarray | None, data: np.ndarray, order: str = "weak"
 ) -> None:
-    """Write one cell for each thread; `data` is (n, 32) cells. Of threads that write one place the last in order wins."""
+    """Write one cell for each thread; `data` is (n, 32) cells. Of threads that write one place the last one wins."""
     if active is not None and not active.any():
         return
     size = data.dtype.itemsize
@@ -376,94 +394,6 @@ def _st(d: Decoder, ins: Ins) -> Callable:
     return store
 
 
-@op("ldmatrix", "stmatrix")
-def _matrix(d: Decoder, ins: Ins) -> Callable:
-    """8x8 tiles of 16-bit elements: lanes 8i..8i+7 name the rows of tile i; lane l holds elements 2(l%4), +1 of row l/4."""
-    m = Mods(ins)
-    m.drop("sync", "aligned", "shared", "shared::cta")
-    tiles = int(m.choice("x1", "x2", "x4")[1])
-    trans = m.flag("trans")
-    m.drop("m8n8", "b16")
-    m.end()
-    loads = ins.parts[0] == "ldmatrix"
-    d.count(ins, 2)
-    slots = d.regs(ins, ins.args[0] if loads else ins.args[1], 32, tiles)
-    get = address_of(d, ins, ins.args[1] if loads else ins.args[0])
-    if ins.guard is not None:
-        guard = d.guard(ins)
-    else:
-        guard = None
-    lanes = np.zeros(32, bool)
-    lanes[: tiles * 8] = True
-
-    def tile_mask(g: Any) -> np.ndarray | None:
-        return None if tiles == 4 else np.broadcast_to(lanes, g.shape)
-
-    def check(g: Any) -> Any:
-        active = g.active(guard)
-        if not g.converged(ins, None, active):
-            return PARK
-        return active
-
-    def skip(g: Any, active: Any) -> tuple[Any, Any]:
-        """Warps whose guard is false everywhere do nothing."""
-        rows = tile_mask(g)
-        if active is None:
-            return rows, None
-        whole = active.any(1)
-        return (np.broadcast_to(whole[:, None], g.shape) if rows is None else rows & whole[:, None]), active
-
-    def load(g: Any) -> Any:
-        active = check(g)
-        if active is PARK:
-            return PARK
-        rows, keep = skip(g, active)
-        cells = load_cells(g, ins, "shared", get(g), rows, 16)
-        halves = cells.view(np.uint16).reshape(g.n, 4, 8, 8)
-        if trans:
-            halves = np.ascontiguousarray(halves.transpose(0, 1, 3, 2))
-        words = halves.view(U32).reshape(g.n, 4, 32)
-        for i, slot in enumerate(slots):
-            put_where(g, slot, np.ascontiguousarray(words[:, i]), keep)
-        return None
-
-    def store(g: Any) -> Any:
-        active = check(g)
-        if active is PARK:
-            return PARK
-        rows, _ = skip(g, active)
-        words = np.zeros((g.n, 4, 32), U32)
-        for i, slot in enumerate(slots):
-            words[:, i] = g.get(slot)
-        halves = words.view(np.uint16).reshape(g.n, 4, 8, 8)
-        if trans:
-            halves = np.ascontiguousarray(halves.transpose(0, 1, 3, 2))
-        store_cells(g, ins, "shared", get(g), rows, halves.reshape(g.n, 256).view(CELL[16]))
-        return None
-
-    return load if loads else store
-
-
-@op("movmatrix")
-def _movmatrix(d: Decoder, ins: Ins) -> Callable:
-    m = Mods(ins)
-    m.drop("sync", "aligned", "m8n8", "trans", "b16")
-    m.end()
-    d.count(ins, 2)
-    a = d.src(ins, ins.args[1], 32)
-    slot = d.dst(ins, ins.args[0], 32)
-    get = getter(a)
-
-    def move(g: Any) -> Any:
-        if not g.converged(ins):
-            return PARK
-        halves = full(get(g), g, U32).view(np.uint16).reshape(g.n, 8, 8)
-        put_where(g, slot, np.ascontiguousarray(halves.transpose(0, 2, 1)).reshape(g.n, 64).view(U32), None)
-        return None
-
-    return move
-
-
 @op("createpolicy")
 def _createpolicy(d: Decoder, ins: Ins) -> Callable:
     """Cache policies change nothing that is modelled; the register gets a fixed pattern."""
@@ -477,105 +407,3 @@ def _prefetch(d: Decoder, ins: Ins) -> Callable:
     if ins.parts[0] == "discard":
         raise d.refuse(ins, "discard makes memory undefined; it is not known")
     return lambda g: None
-
-
-@op("cp")
-def _cp(d: Decoder, ins: Ins) -> Callable:
-    m = Mods(ins)
-    if m.left[:1] != ["async"]:
-        raise d.refuse(ins, f"{ins.op} is not known")
-    m.left.pop(0)
-    if m.left[:1] == ["bulk"]:
-        from .ops_tensor import bulk
-
-        return bulk(d, ins, m)
-    guard = d.guard(ins)
-    if m.left[:1] == ["mbarrier"]:
-        from .ops_mbarrier import async_arrive
-
-        return async_arrive(d, ins, m)
-    if m.flag("commit_group"):
-        m.end()
-        return lambda g: g.m.copies.commit(g, g.active(guard))
-    if m.flag("wait_all"):
-        m.end()
-        return lambda g: g.m.copies.wait(g, g.active(guard), None)
-    if m.flag("wait_group"):
-        m.end()
-        if len(ins.args) != 1 or not isinstance(ins.args[0], Imm):
-            raise d.refuse(ins, "wait_group takes a number")
-        pending = int(ins.args[0].value)
-        return lambda g: g.m.copies.wait(g, g.active(guard), pending)
-    return _cp_async(d, ins, m)
-
-
-def _cp_async(d: Decoder, ins: Ins, m: Mods) -> Callable:
-    cache = m.choice("ca", "cg")
-    m.drop("shared", "shared::cta", "global", "L2::64B", "L2::128B", "L2::256B")
-    hint = m.flag("L2::cache_hint")
-    m.end()
-    args = list(ins.args)
-    if hint:
-        args.pop()
-    if (
-        not 3 <= len(args) <= 4
-        or not isinstance(args[2], Imm)
-        or args[2].value not in (4, 8, 16)
-        or (cache == "cg" and args[2].value != 16)
-    ):
-        raise d.refuse(ins, "cp.async copies 4, 8 or 16 bytes (.cg: 16)")
-    size = int(args[2].value)
-    destination, source = address_of(d, ins, args[0]), address_of(d, ins, args[1])
-    guard = d.guard(ins)
-    amount = ignore = None
-    if len(args) == 4:
-        if isinstance(args[3], Reg) and args[3].width == 1:
-            ignore = getter(d.src(ins, args[3], 1))
-        else:
-            amount = getter(d.src(ins, args[3], 32))
-    shift = SHIFT[size]
-
-    def start(g: Any) -> None:
-        active = g.active(guard)
-        if active is not None and not active.any():
-            return
-        mach = g.m
-        target = destination(g)
-        position = shared_index(g, ins, g.flat(target, active), active, size, True)
-        _count_async_shared(g, ins, target, active, size)
-        if ignore is not None:
-            bytes_ = np.where(full(ignore(g), g, bool), 0, size)
-        elif amount is not None:
-            bytes_ = full(amount(g), g, U32).astype(np.int64)
-        else:
-            bytes_ = None
-        address = source(g)
-        if bytes_ is None or (bytes_ == size).all():
-            cells = _fetch(g, ins, address, active, size, shift)
-        else:
-            # Nothing of the source is touched beyond src-size; the rest of the destination becomes zero.
-            cells = np.zeros(g.shape, CELL[size])
-            for have in np.unique(bytes_ if active is None else bytes_[active]):
-                if have == 0:
-                    continue
-                some = bytes_ == have if active is None else (bytes_ == have) & active
-                raw = cells.view(np.uint8).reshape(g.n, 32, size)
-                if have >= size:
-                    raw[some] = _fetch(g, ins, address, some, size, shift).view(np.uint8).reshape(g.n, 32, size)[some]
-                else:
-                    for byte in range(int(have)):
-                        raw[some, byte] = _fetch(g, ins, address + U64(byte), some, 1, 0)[some]
-        mach.copies.start(g, ins, active, position, size, g.flat(cells, active))
-
-    return start
-
-
-def _fetch(g: Any, ins: Ins, address: np.ndarray, active: np.ndarray | None, size: int, shift: int) -> np.ndarray:
-    return load_cells(g, ins, "global", address, active, size)
-
-
-def _count_async_shared(g: Any, ins: Ins, address: np.ndarray, active: np.ndarray | None, size: int) -> None:
-    c = g.m.counters.by_instruction
-    wave, extra = count.wavefronts_of(address, active, size)
-    c["wavefronts"][ins.index] += wave
-    c["conflicts"][ins.index] += extra

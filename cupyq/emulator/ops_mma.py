@@ -5,8 +5,8 @@ A register r holds row g + 8 (r & 1) and columns (r >> 1) * 4e + t e ..., B regi
 r * 4e + t e ..., C/D pair p holds row g + 8 p and columns 2t, 2t + 1. So each register of a warp is an 8 x 4e tile.
 
 Numerics. Products are exact. For f32 results the products of one instruction and the accumulator are summed in
-float64 (products in ascending k, then c) and rounded once to float32, to nearest even; the hardware's order and rounding
-are not specified. f16 accumulators are rounded once to f16. tf32 operands lose their lower 13 bits. Integers wrap.
+float64 (products in ascending k, then c) and rounded once to float32, to nearest even; the hardware's order and
+rounding are not specified. f16 accumulators are rounded once to f16. tf32 operands lose their lower 13 bits. Integers wrap.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _mma(d: Decoder, ins: Ins) -> Callable:
     ct, bt, at, dt = m.type(), m.type(), m.type(), m.type()
     m.drop("sync", "aligned", "row", "col")
     sat = m.flag("satfinite")
-    kind = [p for p in m.left if p.startswith("kind") or p.startswith("sp") or p == "block_scale"]
+    kind = [p for p in m.left if p.startswith(("kind", "sp")) or p == "block_scale"]
     if kind == ["kind::f8f6f4"]:
         m.left.remove("kind::f8f6f4")
     elif kind:
@@ -143,7 +143,7 @@ def _mma(d: Decoder, ins: Ins) -> Callable:
     d_slots = _accumulators(d, ins, ins.args[0], dt, rows)
     c_arg = ins.args[3]
     c_slots = _accumulators(d, ins, c_arg, ct, rows)
-    work: Any = np.float64 if not integer else np.float64
+    work: Any = np.float64
     # Integer products of bytes and their sums over k <= 64 are exact in float64, and its product uses BLAS.
     guard = d.guard(ins)
 

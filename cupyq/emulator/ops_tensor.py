@@ -124,7 +124,7 @@ class Box:
         low = [max(c, 0) for c in coords]
         high = [min(c + b, d) for c, b, d in zip(coords, tm.box, tm.dims, strict=True)]
         self.empty = any(h <= lo for lo, h in zip(low, high, strict=True))
-        self.shape = tuple(tm.box[::-1][:-1]) + (tm.box[0] * tm.element,)
+        self.shape = (*tuple(tm.box[::-1][:-1]), tm.box[0] * tm.element)
         if self.empty:
             return
         start = tm.address + sum(lo * s for lo, s in zip(low, tm.strides, strict=True))

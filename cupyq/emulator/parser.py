@@ -355,7 +355,8 @@ class _Parser:
         width = WIDTH.get(kinds[-1])
         if width is None or len(kinds) != 1 or width == 128:
             raise self.fail(f"register type .{' .'.join(kinds)} is not known", text)
-        assert self.scope is not None and lanes == 1
+        assert self.scope is not None
+        assert lanes == 1
         for part in match.group(2).split(","):
             name = part.strip()
             ranged = re.match(r"([A-Za-z_$%][\w$]*?)<\s*(\d+)\s*>$", name)

@@ -377,7 +377,7 @@ class Program:
                     leaders.add(target)
         self.leaders = sorted(x for x in leaders if x < len(self.code))
         starts = self.leaders
-        self.block_end: dict[int, int] = {s: e for s, e in zip(starts, [*starts[1:], len(self.code)], strict=True)}
+        self.block_end: dict[int, int] = dict(zip(starts, [*starts[1:], len(self.code)], strict=True))
         ends = [0] * len(self.code)
         for s, e in self.block_end.items():
             for i in range(s, e):

@@ -64,7 +64,7 @@ class GlobalRaces(Clocks):
     """Checks of accesses to global memory."""
 
     def ordered(self, warps: np.ndarray, others: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Whether accesses of warps `others` (of the launch) at `times` come before what `warps` (of the wave) do now."""
+        """Whether accesses of warps `others` (of the launch) at `times` come before what `warps` (of the wave) do."""
         mine = warps + self.first_warp
         good = (others < 0) | (others == mine)
         if good.all():
@@ -266,7 +266,8 @@ class GlobalRaces(Clocks):
         verb, did = "writes" if write else "reads", "wrote" if rival_wrote else "read"
         raise m.fault(
             "race",
-            f"{verb} {words}, which warp {rival % self.per_cta} of block {block} {did}{line} with nothing to order the two",
+            f"{verb} {words}, which warp {rival % self.per_cta} of block {block} {did}{line} "
+            "with nothing to order the two",
             ins,
             warp,
             lane,
@@ -288,7 +289,8 @@ class GlobalRaces(Clocks):
             if not good.all():
                 i = int(good.argmin())
                 words, argument = self.m.memory.describe((int(cells[i]) + first) << history.shift)
-                who = f"warp {int(rival[i]) % self.per_cta} of block {self.m.launch.block_index(int(rival[i]) // self.per_cta)}"
+                cta, warp = divmod(int(rival[i]), self.per_cta)
+                who = f"warp {warp} of block {self.m.launch.block_index(cta)}"
                 did = "wrote" if wrote else "read"
                 raise t.fault(
                     "race",

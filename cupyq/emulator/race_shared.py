@@ -228,7 +228,8 @@ class SharedRaces(GlobalRaces):
                 by = self._find(where, cta * self.per_cta + int(writer[i, j]), int(writer[i, j]), True)
                 line = f" at line {by.line} `{by.text}`" if by is not None else ""
                 message = (
-                    f"the async proxy reads shared address {where % self.m.shared.stride}, which warp {int(writer[i, j])} "
+                    f"the async proxy reads shared address {where % self.m.shared.stride}, "
+                    f"which warp {int(writer[i, j])} "
                     f"wrote{line} with no fence.proxy.async between"
                 )
                 raise self.m.fault("race", message, ins, int(warps[i]), 0, where % self.m.shared.stride)

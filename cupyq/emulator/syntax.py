@@ -52,7 +52,7 @@ class Reg:
 
 
 class Imm:
-    """A literal: `value` is an int; `bits` is 0, or 32 or 64 where it was written as 0f... or 0d...; or a decimal float."""
+    """A literal: `value` is an int or a decimal float; `bits` is 32 or 64 where it was written as 0f... or 0d..."""
 
     __slots__ = ("bits", "value")
 

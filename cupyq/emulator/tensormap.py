@@ -52,7 +52,8 @@ class TensorMap:
             raise ArgumentError(f"swizzle must be one of {', '.join(SWIZZLES)}, got {swizzle!r}")
         if array.strides[-1] != array.itemsize or any(s % 16 for s in array.strides[:-1]):
             raise ArgumentError(
-                f"the last dimension must be contiguous and other strides multiples of 16 bytes, got strides {array.strides}"
+                "the last dimension must be contiguous and other strides multiples of 16 bytes, "
+                f"got strides {array.strides}"
             )
         inner = box[-1] * array.itemsize
         if inner % 16:

@@ -34,8 +34,7 @@ def attempt(ptx: str) -> str:
     try:
         emulator.launch(ptx, "k", 1, 64, [x, y, np.int32(3)], max_steps=3000)
     except CupyqError as e:
-        assert str(e)
-        return type(e).__name__
+        return type(e).__name__ if str(e) else "said nothing"
     return "ran"
 
 
