@@ -421,7 +421,7 @@ def folder_of_nvdisasm() -> Path:
         W4A16Config(block_m=8),
         W4A16Config(block_m=16),
         W4A16Config(block_m=16, strips=2, warps_n=2, warps_k=2, warp_k=128),
-        W4A16Config(block_m=64, warps_n=4, warps_k=1, scale="weights"),
+        W4A16Config(block_m=64, strips=2, warps_n=4, warps_k=1, scale="weights"),
     ],
     ids=str,
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cupyq
-from cupyq import devices, kernels
+from cupyq import compiler, devices, kernels
 from cupyq.errors import CupyqError, DTypeError, IllegalConfig, ShapeError
 from cupyq.kernels import Problem, W4A16Config
 from emulated import DTYPES, activations, check_product, launch, weights
@@ -353,3 +353,17 @@ def test_every_code_of_other_widths_in_its_place(op, codes, dtype, arch):
 
 def test_a_unit_of_2_bit_weights_needs_a_long_warp_k():
     assert "less than a unit" in kernels.check(SMALL, Problem("w2a16", 9, 40, 328), "a100-sxm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["t4", "a10", "a100-sxm", "rtx-4090", "h100-sxm", "b200", "rtx-5090"])
+def test_no_default_spills(name):
+    device = devices.get(name)
+    dtypes = ("float16",) if device.cc < (8, 0) else ("float16", "bfloat16")
+    for op in ("w2a16", "w4a16", "w8a16"):
+        for dtype in dtypes:
+            for group_size, symmetric in ((128, True), (32, False)):
+                for m in (1, 16, 32, 64, 8192):
+                    prob = Problem(op, m, 4096, 4096, group_size, symmetric, dtype)
+                    compiled = compiler.compile_kernel(kernels.default(prob, device), prob, device.arch)
+                    assert compiled.spill_bytes == 0, compiled
