@@ -18,7 +18,7 @@ U32 = np.uint32
 
 @op("ldmatrix", "stmatrix")
 def _matrix(d: Decoder, ins: Ins) -> Callable:
-    """8x8 tiles of 16-bit elements: lanes 8i..8i+7 name the rows of tile i; lane l has elements 2(l%4), +1 of row l/4."""
+    """8x8 tiles of 16-bit elements: lanes 8i..8i+7 name the rows of tile i; lane l has 2(l%4) and +1 of row l/4."""
     m = Mods(ins)
     m.drop("sync", "aligned", "shared", "shared::cta")
     tiles = int(m.choice("x1", "x2", "x4")[1])

@@ -6,7 +6,8 @@ r * 4e + t e ..., C/D pair p holds row g + 8 p and columns 2t, 2t + 1. So each r
 
 Numerics. Products are exact. For f32 results the products of one instruction and the accumulator are summed in
 float64 (products in ascending k, then c) and rounded once to float32, to nearest even; the hardware's order and
-rounding are not specified. f16 accumulators are rounded once to f16. tf32 operands lose their lower 13 bits. Integers wrap.
+rounding are not specified. f16 accumulators are rounded once to f16. tf32 operands lose their lower 13 bits. Integers
+wrap.
 """
 
 from __future__ import annotations
