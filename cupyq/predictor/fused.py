@@ -58,7 +58,7 @@ def w4a16_profile(cfg: W4A16Config, prob: Problem, compiled: Any = None) -> Prof
         "out": cfg.stage_bytes(prob) + (cfg.warps_n - 1) * cfg.block_m * cfg.block_k * 2,
     }
     # Several groups in a stage keep their scales and sums alive beside each other.
-    estimate = cfg.accumulators(prob) + 52 + 8 * tokens + 6 * max(0, spans - 1)
+    estimate = cfg.accumulators(prob) + 52 + 6 * tokens + 6 * max(0, spans - 1)
     registers = compiled.registers if compiled is not None else _capped(estimate, cfg)
     return _tiled(
         cfg, prob, stage, epilogue, registers, weights, stage_weights, moved, x_bytes=2, mma="m16n8k16:float16"
