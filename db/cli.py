@@ -15,7 +15,7 @@ import click
 from cupyq import bands, db
 from cupyq.db import exchange, output
 from cupyq.db.queries import Filters
-from cupyq.errors import ArgumentError, CupyqError, DatabaseError, NotInstalled
+from cupyq.errors import ArgumentError, CupyqError, DatabaseError, NotInstalled, SchemaTooNew
 
 OPS = ("w4a16", "w8a8-int8", "w8a8-fp8")
 BEST = (
@@ -44,7 +44,7 @@ VERIFIED = ("id", "device", "op", "k", "n", "group_size", "m", "path", "ok", "er
 class OneLineErrors(click.Group):
     """A group of commands that says what went wrong in one line on the standard error.
 
-    Exit status 2 for a wrong command line or argument, 1 for what failed while running.
+    Exit status 2 for a wrong command line or argument (a file of a newer cupyq is one), 1 for what failed while running.
     """
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -66,7 +66,7 @@ class OneLineErrors(click.Group):
             sys.exit(1)
         except CupyqError as error:
             _complain(str(error))
-            sys.exit(2 if isinstance(error, ArgumentError) else 1)
+            sys.exit(2 if isinstance(error, (ArgumentError, SchemaTooNew)) else 1)
         except BrokenPipeError:
             # Whoever read the output has seen enough; Python must not complain again while it closes the stream.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

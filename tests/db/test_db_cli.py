@@ -273,3 +273,12 @@ def test_where(run, fresh_db):
     assert rows["database"] == {"what": "database", "path": str(fresh_db.path), "exists": True}
     assert rows["metadata"]["path"].endswith("metadata.yml")
     assert rows["metadata"]["exists"]
+
+
+@pytest.mark.parametrize("verb", ["best", "trials", "devices", "crossover"])
+def test_a_file_of_a_newer_cupyq_is_a_wrong_argument(run, fresh_db, verb):
+    with fresh_db.writing() as db:
+        db.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
+    result = run(verb, status=2)
+    assert "schema 99" in result.stderr
+    assert result.stderr.count("\n") == 1
