@@ -44,7 +44,7 @@ VERIFIED = ("id", "device", "op", "k", "n", "group_size", "m", "path", "ok", "er
 class OneLineErrors(click.Group):
     """A group of commands that says what went wrong in one line on the standard error.
 
-    Exit status 2 for a wrong command line or argument (a file of a newer cupyq is one), 1 for what failed while running.
+    Exit status 2 for a wrong command line or argument, such as a file of a newer cupyq, 1 for what failed.
     """
 
     def main(self, *args: Any, **extra: Any) -> Any:

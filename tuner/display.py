@@ -41,7 +41,7 @@ def tunables(candidate: Candidate) -> str:
     """Return a config in the shortest words that still tell it from others."""
     cfg = candidate.config
     if isinstance(cfg, kernels.W4A16Config):
-        split = f" split {cfg.split_k}" if cfg.split_k > 1 else ""
+        split = f" stripes {cfg.ctas}" if cfg.ctas else f" split {cfg.split_k}" if cfg.split_k > 1 else ""
         return (
             f"{cfg.block_m}x{cfg.block_n}x{cfg.block_k} warps {cfg.warps_n}x{cfg.warps_k} "
             f"stages {cfg.stages}{split} scale {cfg.scale}"
