@@ -278,20 +278,21 @@ def _aligned(prob: Problem) -> bool:
     return prob.k % 8 == 0
 
 
-def candidates(prob: Problem) -> Iterator[W4A16Config]:
-    """Yield the configs worth a look for `prob`, legal or not, in a fixed order.
+def candidates(prob: Problem, sms: int = 0) -> Iterator[W4A16Config]:
+    """Yield the configs worth a look for `prob`, legal or not, in a fixed order; stripes where `sms` is known.
 
     Left out is what only wastes: tiles of tokens twice as high as M, blocks of fewer than two or more than eight warps.
     """
+    grids = [(split_k, 0) for split_k in SPLIT_K] + [(1, sms * blocks) for blocks in (1, 2, 3) if sms]
     for block_m in BLOCK_M:
         if block_m > 8 and block_m >= 2 * prob.m:
             continue
-        for strips, warps_n, warps_k, warp_k, stages, split_k, scale in product(
-            STRIPS, WARPS, WARPS, WARP_K, STAGES, SPLIT_K, SCALE
+        for strips, warps_n, warps_k, warp_k, stages, (split_k, ctas), scale in product(
+            STRIPS, WARPS, WARPS, WARP_K, STAGES, grids, SCALE
         ):
             if not 2 <= warps_n * warps_k <= 8 or (scale == "weights" and prob.group_size == -1):
                 continue
-            yield W4A16Config(block_m, strips, warps_n, warps_k, warp_k, stages, split_k, scale)
+            yield W4A16Config(block_m, strips, warps_n, warps_k, warp_k, stages, split_k, scale, ctas)
 
 
 def stages_of_busiest(cfg: W4A16Config, prob: Problem, sms: int) -> int:
