@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import weights as _weights
 from .errors import (
     ArgumentError,
     CompileError,
@@ -85,6 +86,15 @@ _MODULES = {
     "bands", "compiler", "db", "devices", "dispatch", "emulator", "formats", "kernels", "launch", "layout", "ops",
     "predictor", "reference", "roofline", "tuner",
 }  # fmt: skip
+
+
+def _pack_on_gpu(codes: Any, scheme: str, last_row: Any) -> Any:
+    from .packing import pack_on_gpu
+
+    return pack_on_gpu(codes, scheme, last_row)
+
+
+_weights.gpu_packer = _pack_on_gpu
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -465,13 +466,12 @@ def pack(
                 f"codes must not all be -128 in column {first_position(full)[0]}: with activations of -128 their sum "
                 f"of products leaves int32 at K={k}"
             )
-    if scheme not in WEIGHT_ONLY:
-        packed = layout.pack8(data)
-    elif zeros is None:
-        packed = layout.pack16(data, WEIGHT_ONLY[scheme], symmetric_zero(scheme))
-    else:
+    if zeros is not None:
         zeros = zeros.astype(np.uint8, copy=False)
-        packed = layout.pack16(data, WEIGHT_ONLY[scheme], 0, pad_row=zeros[-1])
+    last_row = None if zeros is None else zeros[-1]
+    packed = gpu_packer(data, scheme, last_row) if gpu_packer is not None and is_cupy(data) else None
+    if packed is None:
+        packed = _pack_codes(data, scheme, last_row)
     return QuantizedWeight(
         scheme=scheme,
         k=k,
@@ -483,6 +483,16 @@ def pack(
         zeros=None if zeros is None else layout.interleave(zeros),
         perm=None if perm is None else xp.ascontiguousarray(perm.astype(np.int32)),
     )
+
+
+gpu_packer: Callable[[Array, str, Array | None], Array | None] | None = None
+"""Packs CuPy codes with a kernel, or returns None where it cannot; `cupyq` puts that of `cupyq.packing` here."""
+
+
+def _pack_codes(data: Array, scheme: str, last_row: Array | None) -> Array:
+    if scheme not in WEIGHT_ONLY:
+        return layout.pack8(data)
+    return layout.pack16(data, WEIGHT_ONLY[scheme], symmetric_zero(scheme) if last_row is None else 0, last_row)
 
 
 def _block_scales(scales: Array, grid: tuple[int, int], xp: Any) -> Array:

@@ -4,6 +4,7 @@ from .call import Call, call
 from .catalogue import FAMILIES, check, configs, default, from_dict, helper_configs
 from .config import Config, Launch, to_dict
 from .dequant import DequantConfig
+from .pack import PackConfig
 from .problem import Problem
 from .quantize_activations import QuantizeActivationsConfig
 from .source import source, source_hash
@@ -16,6 +17,7 @@ __all__ = [
     "Config",
     "DequantConfig",
     "Launch",
+    "PackConfig",
     "Problem",
     "QuantizeActivationsConfig",
     "W4A16Config",

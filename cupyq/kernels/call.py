@@ -9,10 +9,12 @@ import numpy as np
 
 from cupyq.arrays import Array, common_namespace
 from cupyq.errors import ArgumentError, DTypeError, IllegalConfig, ShapeError
-from cupyq.weights import column_sums
+from cupyq.layout import packed_shape
+from cupyq.weights import column_sums, symmetric_zero
 
 from .config import Config, Launch
 from .dequant import DequantConfig
+from .pack import PackConfig, vector
 from .problem import NUMPY_DTYPES, Problem
 from .quantize_activations import BLOCK_K, QuantizeActivationsConfig
 from .w4a16 import W4A16Config
@@ -63,6 +65,8 @@ def call(
     x_scale: Array | None = None,
     x_zero: Array | None = None,
     factor: Array | None = None,
+    perm: Array | None = None,
+    last_row: Array | None = None,
     out: Array | None = None,
     workspace: tuple[Array, Array] | None = None,
 ) -> Call:
@@ -71,8 +75,9 @@ def call(
     Parameters
     ----------
     cfg : Config
-        What to launch: a fused kernel's config, `DequantConfig` (x is not used, `out` is the dense (K, N) weight) or
-        `QuantizeActivationsConfig` (qw is not used, `out` is codes, `x_scale` of the result holds the scales).
+        What to launch: a fused kernel's config, `DequantConfig` (x is not used, `out` is the dense (K, N) weight),
+        `QuantizeActivationsConfig` (qw is not used, `out` is codes, `x_scale` of the result holds the scales) or
+        `PackConfig` (qw is not used, x is the (K, N) uint8 codes or their bits, `out` is packed words).
     prob : Problem
         M >= 1: an empty batch launches nothing.
     x : (M, K) array
@@ -89,6 +94,11 @@ def call(
         W8A8-int8: zero points, as many as scales. Quantizing with scales="tensor" and zeros: the (1,) zero point.
     factor : (K,) array of `prob.dtype`, optional
         Quantizing with smooth: what columns of x are multiplied by.
+    perm : (K,) int32 array, optional
+        Packing: the row of codes that each packed row takes. Each must lie in 0..K-1, which is not checked.
+    last_row : (N,) uint8 array, optional
+        Packing: codes that fill the last unit from K on; the code of zero if not given. Weights with zero points have
+        the zero points of their last group there.
     out : array, optional
         Where the result goes: C order, of the result's shape and dtype. New if not given.
     workspace : (partials, arrivals), optional
@@ -100,6 +110,8 @@ def call(
     ShapeError, DTypeError, DeviceMismatch, IllegalConfig
         An argument does not fit; the message names it.
     """
+    if isinstance(cfg, PackConfig):
+        return _pack(cfg, prob, x, perm, last_row, out)
     if prob.m == 0 and not isinstance(cfg, DequantConfig):
         raise ShapeError("m=0: an empty batch launches nothing")
     if isinstance(cfg, QuantizeActivationsConfig):
@@ -189,6 +201,27 @@ def _dequant(cfg: DequantConfig, prob: Problem, qw: Any, out: Array | None) -> C
     zeros = NULL if qw.zeros is None else qw.zeros
     args = (qw.packed, qw.scales, zeros, w, np.int32(prob.n), np.int32(prob.k))
     return Call(cfg.entry(prob), args, w, launch.grid, launch.block, launch.shared_bytes)
+
+
+def _pack(
+    cfg: PackConfig, prob: Problem, codes: Array | None, perm: Array | None, last_row: Array | None, out: Array | None
+) -> Call:
+    xp, _ = common_namespace(x=codes, perm=perm, last_row=last_row, out=out)
+    _expect("x", codes, (prob.k, prob.n), np.dtype(np.uint8))
+    assert codes is not None  # else _expect would have raised
+    codes, stride = _rows(xp, codes, vector(prob))
+    if perm is not None:
+        _expect("perm", perm, (prob.k,), np.dtype(np.int32))
+        perm = xp.ascontiguousarray(perm)
+    if last_row is not None:
+        _expect("last_row", last_row, (prob.n,), np.dtype(np.uint8))
+        last_row, _ = _rows(xp, last_row[None], vector(prob))
+    launch = cfg.launch(prob)
+    packed = _result(xp, out, packed_shape(prob.k, prob.n, prob.bits), np.dtype(np.uint32), "out")
+    pad = symmetric_zero(prob.op) if prob.symmetric else 0
+    pointers = tuple(NULL if p is None else p for p in (perm, last_row))
+    args = (codes, *pointers, packed, np.int32(prob.n), np.int32(prob.k), np.int32(stride), np.uint32(pad * 0x01010101))
+    return Call(cfg.entry(prob), args, packed, launch.grid, launch.block, launch.shared_bytes)
 
 
 def _quantize_activations(

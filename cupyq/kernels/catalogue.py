@@ -7,16 +7,17 @@ from typing import Any
 
 from cupyq.errors import ArgumentError
 
-from . import dequant, quantize_activations, w4a16, w8a8
+from . import dequant, pack, quantize_activations, w4a16, w8a8
 from .config import Config, resolve
 from .dequant import DequantConfig
+from .pack import PackConfig
 from .problem import Problem
 from .quantize_activations import QuantizeActivationsConfig
 from .w4a16 import W4A16Config
 from .w8a8 import W8A8Config
 
 FAMILIES: dict[str, type[Config]] = {
-    cls.family: cls for cls in (W4A16Config, W8A8Config, DequantConfig, QuantizeActivationsConfig)
+    cls.family: cls for cls in (W4A16Config, W8A8Config, DequantConfig, QuantizeActivationsConfig, PackConfig)
 }
 """Family name -> config class. Templates of kernels_cu carry the same names."""
 
@@ -60,9 +61,9 @@ def configs(prob: Problem, device: Any) -> Iterator[Config]:
 
 
 def helper_configs(family: str, prob: Problem, device: Any) -> Iterator[Config]:
-    """Yield every legal config of "dequant" or "quantize_activations" for `prob` on `device`."""
+    """Yield every legal config of "dequant", "quantize_activations" or "pack" for `prob` on `device`."""
     target = resolve(device)
-    modules = {"dequant": dequant, "quantize_activations": quantize_activations}
+    modules = {"dequant": dequant, "quantize_activations": quantize_activations, "pack": pack}
     if family not in modules:
         raise ArgumentError(f"family={family!r} is no helper kernel; accepted: {', '.join(modules)}")
     found: Iterator[Config] = modules[family].candidates(prob)
