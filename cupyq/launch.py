@@ -21,7 +21,7 @@ from . import compiler, devices, dispatch, kernels, reference
 from .arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Array, float8_decode
 from .kernels import DequantConfig, Problem, dequant
 from .kernels import quantize_activations as quantize_activations_kernel
-from .kernels.call import padded_k, pointer
+from .kernels.call import kernel_block_scales, padded_k, pointer, scale_shape
 from .weights import BLOCK, QuantizedWeight
 
 _DTYPES = {"float16": FLOAT16, "bfloat16": BFLOAT16}
@@ -160,6 +160,11 @@ def _sketch(cupy: Any, shape: tuple[int, ...], dtype: Any) -> Array:
     return cupy.ndarray(shape, dtype, memptr=cupy.empty(256, np.uint8).data)
 
 
+def _seen_scales(scales: Array, problem: Problem) -> Array:
+    """Return scales of activations as users see them: those of blocks transposed, at the same address."""
+    return scales[:, : problem.m].T if problem.op == "w8a8-fp8-block" else scales
+
+
 class _Fused:
     """The weight-only or the W8A8 kernel: x (or its codes and x_scale), y and bias change from call to call."""
 
@@ -169,16 +174,17 @@ class _Fused:
         self.problem, self.cfg, self.qw = problem, cfg, qw
         self.launch = cfg.launch(problem)
         dtype = _DTYPES[problem.dtype]
-        eight = not problem.weight_only
+        eight = not problem.weight_only and not getattr(cfg, "fused", False)  # takes codes and their scales
         self.align = 16 if eight or problem.k % 8 == 0 else 2
         x_dtype = dtype if not eight else np.int8 if problem.op == "w8a8-int8" else np.uint8
+        self.takes_codes = eight
         self.width = padded_k(problem.k) if eight else problem.k
         changing = {"x": _sketch(cupy, (problem.m, self.width), x_dtype)}
         changing["y"] = _sketch(cupy, (problem.m, problem.n), dtype)
         if has_bias:
             changing["bias"] = _sketch(cupy, (problem.n,), dtype)
         if eight:
-            changing["x_scale"] = _sketch(cupy, (problem.m,), FLOAT32)
+            changing["x_scale"] = _seen_scales(_sketch(cupy, scale_shape(problem), FLOAT32), problem)
         workspace = None
         if self.launch.partial_words:
             changing["partials"] = _sketch(cupy, (self.launch.partial_words,), np.uint32)
@@ -261,12 +267,14 @@ class Launcher:
         self.problem = choice.problem
         self.perm = qw.perm
         self.qw = qw = dataclasses.replace(qw, perm=None)  # x's columns are gathered here
+        self._codes_kernel: _Fused | None = None
         self._multiply: Callable[[Array, Array, Array | None, Array | None], None]
         if choice.path == "fused":
             assert choice.config is not None
             self._fused = _Fused(choice.config, self.problem, qw, has_bias)
-            self._quantize = None if self.problem.weight_only else _Quantize(self.problem)
-            self._multiply = self._fused if self._quantize is None else self._by_fused8
+            self._quantize = _Quantize(self.problem) if self._fused.takes_codes else None
+            self._multiply = self._fused if self.problem.weight_only else self._by_fused8
+            self._has_bias = has_bias
         elif choice.path == "dequant":
             self._dequantize = dequantizer(choice.config, self.problem, qw)
             self._multiply = self._by_dequant
@@ -292,13 +300,27 @@ class Launcher:
         self._multiply(x, y, bias, x_scale)
 
     def _by_fused8(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None) -> None:
+        if self._quantize is None:  # the kernel quantizes x itself
+            (self._fused if x_scale is None else self._of_codes())(x, y, bias, x_scale)
+            return
         if x_scale is None:
-            assert self._quantize is not None
             codes = scratch.get("codes", self._quantize.shape, self._quantize.dtype)
-            x_scale = scratch.get("x_scale", (self.problem.m,), FLOAT32)
+            x_scale = _seen_scales(scratch.get("x_scale", scale_shape(self.problem), FLOAT32), self.problem)
             self._quantize(x, codes, x_scale)
             x = codes
+        elif self.problem.op == "w8a8-fp8-block":
+            x_scale = kernel_block_scales(self.problem, x_scale)
+            scratch.keep(x_scale)
         self._fused(x, y, bias, x_scale)
+
+    def _of_codes(self) -> _Fused:
+        """Return the kernel for codes quantized beforehand, where the chosen one would quantize x itself."""
+        if self._codes_kernel is None:
+            cfg = dataclasses.replace(self._fused.cfg, fused=False)  # type: ignore[call-arg]
+            if kernels.check(cfg, self.problem, self.choice.device) is not None:
+                cfg = dataclasses.replace(kernels.default(self.problem, self.choice.device), fused=False)  # type: ignore[call-arg]
+            self._codes_kernel = _Fused(cfg, self.problem, self.qw, self._has_bias)
+        return self._codes_kernel
 
     def _by_dequant(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None) -> None:
         import cupy
@@ -389,18 +411,21 @@ _launchers: dict[int, dict[tuple[Any, ...], Launcher]] = {}
 _lock = threading.Lock()
 
 
-def launcher(qw: QuantizedWeight, m: int, dtype: np.dtype, ordinal: int, has_bias: bool) -> Launcher:
+def launcher(
+    qw: QuantizedWeight, m: int, dtype: np.dtype, ordinal: int, has_bias: bool, batch_invariant: bool = False
+) -> Launcher:
     """Return the launcher for M tokens of `dtype` on a CUDA device, which is current; made on first use.
 
     Warns once where the problem is not tuned. Forgotten with the weight, or by :func:`reset`.
     """
     mine = _launchers.get(id(qw))
-    key = (m, dtype, ordinal, has_bias)
+    key = (m, dtype, ordinal, has_bias, batch_invariant)
     if mine is not None:
         found = mine.get(key)
         if found is not None:
             return found
-    choice = dispatch.choose(Problem.of(m, qw, dtype.name), devices.live(ordinal))
+    choose = dispatch.choose_invariant if batch_invariant else dispatch.choose
+    choice = choose(Problem.of(m, qw, dtype.name), devices.live(ordinal))
     dispatch.warn_untuned(choice)
     made = Launcher(choice, qw, has_bias)
     with _lock:

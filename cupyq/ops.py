@@ -74,6 +74,7 @@ def matmul(
     out: Array | None = None,
     x_scale: Array | None = None,
     dtype: str | np.dtype | None = None,
+    batch_invariant: bool = False,
 ) -> Array:
     """Multiply activations by a quantized weight: ``y[M, N] = x[M, K] @ w[K, N] + bias[N]``.
 
@@ -92,6 +93,9 @@ def matmul(
         (..., ceil(K/128)).
     dtype : dtype, optional
         Of the result, with `x_scale` only: float16 (default) or bfloat16. Otherwise the result has x's dtype.
+    batch_invariant : bool
+        The bits of a row of the result depend on that row of x alone, not on how many others come with it: one config
+        and one split of K for every M. Slower at most M; `explain` says by how much. On the host a row at a time.
 
     Returns
     -------
@@ -104,6 +108,8 @@ def matmul(
     ------
     DTypeError, ShapeError, DeviceMismatch, ArgumentError
         An argument does not fit; all are `ValueError`. The message names it.
+    IllegalConfig
+        `batch_invariant`, and no kernel of cupyq runs this product on x's device.
     """
     _check_x(x, qw, x_scale)
     if x_scale is None:
@@ -119,7 +125,8 @@ def matmul(
     if 0 in shape:
         return xp.empty(shape, result) if out is None else out
     if ordinal is None:
-        y = reference.product(x, qw, bias, x_scale=x_scale, dtype=result)
+        product = _row_by_row if batch_invariant else reference.product
+        y = product(x, qw, bias, x_scale=x_scale, dtype=result)
         if out is None:
             return y
         out[...] = y
@@ -128,8 +135,19 @@ def matmul(
 
     with launch.on_device(ordinal):
         m = math.prod(x.shape[:-1])
-        run = launch.launcher(qw, m, result, ordinal, bias is not None)
+        run = launch.launcher(qw, m, result, ordinal, bias is not None, batch_invariant)
         return _into(run, x, bias, out, x_scale, shape, result)
+
+
+def _row_by_row(x: Array, qw: QuantizedWeight, bias: Array | None, *, x_scale: Array | None, dtype: np.dtype) -> Array:
+    """Multiply on the host so that a row's bits are its own: BLAS rounds otherwise for another number of rows."""
+    rows = x.reshape(-1, x.shape[-1])
+    scales = None if x_scale is None else x_scale.reshape(-1, *x_scale.shape[x.ndim - 1 :])
+    y = np.empty((rows.shape[0], qw.n), dtype)
+    for i in range(rows.shape[0]):
+        scale = None if scales is None else scales[i : i + 1]
+        y[i] = reference.product(rows[i : i + 1], qw, bias, x_scale=scale, dtype=dtype)[0]
+    return y.reshape(*x.shape[:-1], qw.n)
 
 
 def _into(
@@ -183,7 +201,16 @@ class Plan:
         Which kernel and why; None on the host, where the reference multiplies.
     """
 
-    def __init__(self, qw: QuantizedWeight, m: int, dtype: np.dtype, bias: Array | None, run: Any) -> None:
+    def __init__(
+        self,
+        qw: QuantizedWeight,
+        m: int,
+        dtype: np.dtype,
+        bias: Array | None,
+        run: Any,
+        batch_invariant: bool = False,
+    ) -> None:
+        self._batch_invariant = batch_invariant
         self.m, self.dtype, self.choice = m, dtype, getattr(run, "choice", None)
         self._qw, self._bias, self._run, self._ordinal = qw, bias, run, qw.device
         self._xp = namespace_of(qw.packed, "qw")
@@ -200,7 +227,7 @@ class Plan:
                 raise ShapeError(f"x must have {self.m} rows, as the plan was made for, got shape {tuple(x.shape)}")
             if np.dtype(x.dtype) != self.dtype:
                 raise DTypeError(f"x must be {self.dtype.name}, as the plan was made for, got {np.dtype(x.dtype).name}")
-            return matmul(x, self._qw, self._bias, out=out)
+            return matmul(x, self._qw, self._bias, out=out, batch_invariant=self._batch_invariant)
         xp, here = self._xp, self._ordinal
         as_planned = out is None and x.shape == self._x_shape and x.dtype == self.dtype and isinstance(x, xp.ndarray)
         if as_planned and x.data.device_id == here == xp.cuda.runtime.getDevice():
@@ -225,7 +252,14 @@ class Plan:
             return _into(self._run, x, self._bias, out, None, shape, self.dtype)
 
 
-def plan(qw: QuantizedWeight, m: int, dtype: str | np.dtype = "float16", *, bias: Array | None = None) -> Plan:
+def plan(
+    qw: QuantizedWeight,
+    m: int,
+    dtype: str | np.dtype = "float16",
+    *,
+    bias: Array | None = None,
+    batch_invariant: bool = False,
+) -> Plan:
     """Settle everything about a product but x: kernel, config, geometry, arguments.
 
     Parameters
@@ -239,6 +273,8 @@ def plan(qw: QuantizedWeight, m: int, dtype: str | np.dtype = "float16", *, bias
         float16 or bfloat16: of x and of the result.
     bias : (N,) of `dtype`, optional
         Bound too; changing its contents later shows in results.
+    batch_invariant : bool
+        As for :func:`matmul`: plans of every M give a row the same bits.
 
     Returns
     -------
@@ -250,19 +286,22 @@ def plan(qw: QuantizedWeight, m: int, dtype: str | np.dtype = "float16", *, bias
     common_namespace(qw=qw.packed, bias=bias)
     _check_result("bias", bias, (qw.n,), found)
     if qw.device is None or qw.n == 0:
-        return Plan(qw, operator.index(m), found, bias, None)
+        return Plan(qw, operator.index(m), found, bias, None, batch_invariant)
     from . import launch
 
     with launch.on_device(qw.device) as cupy:
         if bias is not None:
             bias = cupy.ascontiguousarray(bias)
-        return Plan(qw, int(m), found, bias, launch.launcher(qw, int(m), found, qw.device, bias is not None))
+        run = launch.launcher(qw, int(m), found, qw.device, bias is not None, batch_invariant)
+        return Plan(qw, int(m), found, bias, run, batch_invariant)
 
 
 def warmup(
     qw: QuantizedWeight | Iterable[QuantizedWeight],
     m: int | Iterable[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),
     dtype: str | np.dtype = "float16",
+    *,
+    batch_invariant: bool = False,
 ) -> list[Plan]:
     """Choose, compile and load kernels before they are needed.
 
@@ -273,6 +312,8 @@ def warmup(
         Numbers of tokens.
     dtype : str or dtype
         float16 or bfloat16.
+    batch_invariant : bool
+        Prepare what :func:`matmul` needs for it: one kernel serves every M.
 
     Returns
     -------
@@ -281,7 +322,7 @@ def warmup(
     """
     weights = [qw] if isinstance(qw, QuantizedWeight) else list(qw)
     counts = [int(m)] if isinstance(m, (int, np.integer)) else list(m)
-    return [plan(weight, count, dtype) for weight in weights for count in counts]
+    return [plan(weight, count, dtype, batch_invariant=batch_invariant) for weight in weights for count in counts]
 
 
 # --- the parts of a product -------------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ was allowed on this device: all of them raise `Misuse` here, where a GPU would r
 
 from __future__ import annotations
 
+import functools
 import re
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -280,9 +282,20 @@ class _Device:
         }
 
 
+class _Graph:
+    """The kernel launches of one capture; none of them ran. CuPy's own operations are not captured here."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Callable[[], None]] = []
+
+    def launch(self) -> None:
+        for node in self.nodes:
+            node()
+
+
 class _Stream:
     _cupy: FakeCuPy
-    capturing: set[int] = set()  # noqa: RUF012 (shared on purpose: streams are found by their handle)
+    capturing: dict[int, _Graph] = {}  # noqa: RUF012 (shared on purpose: streams are found by their handle)
 
     def __init__(self, non_blocking: bool = False) -> None:
         self._cupy._next_stream += 16
@@ -300,10 +313,10 @@ class _Stream:
         return self.ptr in self.capturing
 
     def begin_capture(self) -> None:
-        self.capturing.add(self.ptr)
+        self.capturing[self.ptr] = _Graph()
 
-    def end_capture(self) -> None:
-        self.capturing.discard(self.ptr)
+    def end_capture(self) -> _Graph:
+        return self.capturing.pop(self.ptr)
 
     def __enter__(self) -> Any:
         device = self._cupy._current
@@ -380,5 +393,11 @@ class _Kernel:
                 self.entry, self.device, cupy._streams[self.device], tuple(grid), tuple(block), shared_mem, tuple(args)
             )
         )
-        if cupy.run:
-            emulator.launch(self.compiled.ptx, self.entry, grid, block, tuple(plain), shared_mem)
+        if not cupy.run:
+            return
+        run = functools.partial(emulator.launch, self.compiled.ptx, self.entry, grid, block, tuple(plain), shared_mem)
+        graph = _Stream.capturing.get(cupy._streams[self.device])
+        if graph is None:
+            run()
+        else:
+            graph.nodes.append(run)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 import warnings
 from dataclasses import replace
@@ -11,7 +13,7 @@ import pytest
 
 import cupyq
 from cupyq import db, devices, dispatch, kernels
-from cupyq.errors import ArgumentError, NoDevice, NotInstalled, ShapeError, UnknownDevice
+from cupyq.errors import ArgumentError, IllegalConfig, NoDevice, NotInstalled, ShapeError, UnknownDevice
 from cupyq.kernels import DequantConfig, Problem, W4A16Config, W8A8Config
 
 DEVICE = devices.get("a100-sxm")
@@ -144,7 +146,7 @@ def test_without_rows_the_predictor_weighs_the_paths():
     assert small.time_us > 0
     for choice in (small, large):
         assert kernels.check(choice.config, choice.problem, DEVICE) is None
-        assert "predicted: " in choice.rungs[-1].verdict
+        assert "predicted at M=" in choice.rungs[-1].verdict
     assert choose(Problem("w4a16", 8192, 4096, 4096), devices.get("h200-sxm")).path == "dequant"
 
 
@@ -222,6 +224,7 @@ def test_a_database_that_turns_bad_later_answers(path):
     add(path)
     assert choose().rung == dispatch.EXACT
     dispatch._choices.clear()
+    dispatch._bands.clear()
     store = dispatch.open_store()
 
     def broken(*args, **kwargs):
@@ -267,6 +270,153 @@ def test_looking_up_again_takes_about_a_microsecond():
     for _ in range(10_000):
         dispatch.choose(PROBLEM, DEVICE)
     assert (time.perf_counter() - start) / 10_000 < 5e-6  # about 1 us on an idle core
+
+
+def test_one_answer_serves_a_band(monkeypatch):
+    climbed = []
+    real = dispatch.ladder.climb_down
+
+    def counting(problem, device):
+        climbed.append(problem.m)
+        return real(problem, device)
+
+    monkeypatch.setattr("cupyq.ladder.climb_down", counting)
+    found = [choose(PROBLEM.with_m(m)) for m in (9, 10, 12, 16)]
+    assert climbed == [16]
+    assert [c.problem.m for c in found] == [9, 10, 12, 16]
+    assert len({c.config for c in found}) == 1
+
+
+def test_a_band_s_answer_that_is_illegal_for_an_m_is_not_used(path):
+    stripes = replace(FAST, block_m=8, stages=2, ctas=3000)
+    problem = Problem("w4a16", 128, 4096, 512)
+    add(path, problem, stripes)
+    assert choose(problem).config == stripes
+    low = problem.with_m(65)
+    assert kernels.check(stripes, low, DEVICE) is not None
+    assert kernels.check(choose(low).config, low, DEVICE) is None
+    assert choose(low).rung != dispatch.EXACT
+
+
+@pytest.mark.parametrize(
+    ("config", "row_path"),
+    [(DequantConfig(), "fused"), (FAST, "dequant"), (kernels.QuantizeActivationsConfig(), "fused")],
+    ids=str,
+)
+def test_a_row_whose_config_is_of_another_path_is_not_used(path, config, row_path):
+    add(path, config=config, path=row_path)
+    choice = choose()
+    assert choice.rung == dispatch.CLOSED_FORM
+    assert choice.rungs[0].verdict.startswith(f"cannot run M=16: path {row_path} has no")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 8192), ("k", 8192), ("m", 32), ("group_size", 64), ("symmetric", False), ("dtype", "bfloat16"),
+        ("scale_dtype", "bfloat16"), ("op", "w8a16"),
+    ],
+)  # fmt: skip
+def test_every_field_of_a_problem_is_part_of_its_key(path, field, value):  # e6
+    add(path)
+    assert choose().rung == dispatch.EXACT
+    assert choose(replace(PROBLEM, **{field: value})).rung != dispatch.EXACT
+
+
+@pytest.mark.parametrize("field", ["sms", "l2_bytes", "shared_per_sm", "memory_bytes", "dram_gbps"])
+def test_a_card_of_the_same_name_with_other_parts_is_another_device(path, field):  # e8
+    add(path)
+    less = replace(DEVICE, **{field: getattr(DEVICE, field) // 2})
+    assert less.name == DEVICE.name
+    assert choose(PROBLEM, less).rung not in (dispatch.EXACT, dispatch.NEAREST, dispatch.STALE)
+
+
+# --- presets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ship(tmp_path, monkeypatch):
+    """Ship one preset for PROBLEM on DEVICE."""
+    folder = tmp_path / "presets"
+    folder.mkdir()
+    monkeypatch.setattr("cupyq.db.presets.folder", lambda: folder)
+    with db.open(":memory:") as store:
+        fields = {"source": "predicted", "time_us": 9.0, "verified": True}
+        store.add_trial(device=DEVICE, problem=PROBLEM, config=SLOW, **fields)
+        lines = [json.dumps(line) for line in store.export()]
+    (folder / f"{DEVICE.name}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_a_preset_answers_before_there_is_a_database(path, ship, recwarn):
+    choice = choose()
+    assert (choice.rung, choice.config, choice.preset, choice.source) == (dispatch.PREDICTED, SLOW, True, "predicted")
+    assert choice.rungs[0].verdict == "there is no database"
+    assert not path.exists()
+    assert not recwarn.list
+    lines = str(cupyq.explain(16, PROBLEM, DEVICE)).splitlines()
+    assert "from    exact predicted row, 9 us predicted, preset" in lines
+    assert any(line.startswith("> 4. exact predicted row: 9 us predicted at M=16, a preset, trial ") for line in lines)
+
+
+def test_a_database_that_appears_is_seen_by_the_next_problem(path, ship):
+    assert choose().preset
+    with db.open(path) as store:
+        other = PROBLEM.with_m(64)
+        fields = {"source": "measured", "time_us": 5.0, "verified": True}
+        store.add_trial(device=DEVICE, problem=other, config=FAST, **fields)
+    assert choose(PROBLEM.with_m(64)).rung == dispatch.EXACT
+
+
+@pytest.mark.filterwarnings("ignore::cupyq.db.DatabaseWarning")
+def test_a_preset_answers_beside_a_damaged_database(path, ship):
+    path.write_bytes(b"not a database at all, but long enough to be one" * 40)
+    assert choose().preset
+
+
+def test_explain_says_that_a_row_of_another_path_is_a_preset(path, ship):
+    add(path, config=DequantConfig(), path="dequant", time_us=4.0)
+    text = str(cupyq.explain(16, PROBLEM, DEVICE))
+    assert "from    exact measured row, 4 us measured\n" in text
+    assert "  fused (one kernel on packed weights): 9 us predicted (a preset)" in text
+
+
+# --- one config for every M -------------------------------------------------------------------------------------------
+
+
+def test_one_config_serves_every_m():
+    found = [dispatch.choose_invariant(PROBLEM.with_m(m), DEVICE) for m in (1, 3, 16, 100, 5000, 20_000)]
+    [config] = {choice.config for choice in found}
+    assert config.ctas == 0
+    assert {choice.rung for choice in found} == {dispatch.INVARIANT}
+    assert {choice.source for choice in found} == {"predicted"}
+    for choice in found:
+        assert kernels.check(config, choice.problem, DEVICE) is None
+
+
+@pytest.mark.parametrize("m", [1, 16, 4096])
+def test_stripes_are_never_batch_invariant(path, m):
+    for band in (1, 16, 4096):
+        add(path, PROBLEM.with_m(band), W4A16Config(block_m=8, warps_k=2, stages=2, ctas=216))
+    assert choose(PROBLEM.with_m(m)).config.ctas == 216
+    assert dispatch.choose_invariant(PROBLEM.with_m(m), DEVICE).config.ctas == 0
+
+
+def test_explain_shows_the_cost_of_batch_invariance():
+    explanation = cupyq.explain(1, PROBLEM, DEVICE, batch_invariant=True)
+    text = str(explanation)
+    assert "from    one config for every M, " in text
+    assert "order of answers" not in text
+    assert explanation.cost in text
+    assert re.search(
+        r"cost    ([\d.]+) us against ([\d.]+) us for \w+ chosen for M=1 alone, [\d.]+ times as long", text
+    )
+
+
+def test_batch_invariance_needs_a_kernel():
+    with pytest.raises(
+        IllegalConfig, match=r"batch_invariant=True needs a kernel of cupyq for w8a8-fp8 on NVIDIA A100"
+    ):
+        cupyq.explain(16, Problem("w8a8-fp8", 16, 4096, 4096), "a100-sxm", batch_invariant=True)
 
 
 # --- warnings ---------------------------------------------------------------------------------------------------------

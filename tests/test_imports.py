@@ -37,12 +37,15 @@ FLOORS = (
     ("cupyq.emulator",),
     ("cupyq.predictor",),
     ("cupyq.db",),
+    ("cupyq.rows",),
+    ("cupyq.ladder",),
+    ("cupyq.invariant",),
     ("cupyq.dispatch",),
     ("cupyq.launch", "cupyq.packing"),
     ("cupyq.ops",),
     ("cupyq.tuner",),
     ("cupyq",),
-    ("cupyq.tune", "cupyq.db.cli"),
+    ("cupyq.tune", "cupyq.db.cli", "cupyq.doctor"),
     ("cupyq.__main__", "cupyq.db.__main__"),
 )
 

@@ -573,7 +573,7 @@ def test_explain_looks_where_the_weight_is(dry):
 
 
 def test_large_shared_memory_is_asked_for_on_each_device(dry):  # c6
-    config = W4A16Config(block_m=64, strips=2, warps_n=2, warps_k=2, warp_k=64, stages=6)
+    config = W4A16Config(block_m=64, strips=1, warps_n=2, warps_k=2, warp_k=64, stages=6)
     qw = weight(k=1024, n=256)
     problem = Problem.of(64, qw)
     assert kernels.check(config, problem, devices.live(0)) is None
