@@ -85,8 +85,8 @@ def main_loop(cubin: bytes) -> Loop:
             branches.append((len(code), target[1]))
         code.append(found[1].split(".")[0])
     best = Loop(0, 0, {})
-    for at, target in branches:
-        first = labels.get(target, at + 1)
+    for at, back_to in branches:
+        first = labels.get(back_to, at + 1)
         if first > at:
             continue
         body = code[first : at + 1]

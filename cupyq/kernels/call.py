@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,7 @@ class Call:
         Dynamic shared memory of a block.
     x_scale, x_zero : array or None
         Quantizing activations: the arrays that receive the float32 scale and the int32 zero point of each token;
-        (M, ceil(K/128)) scales for "w8a8-fp8-block", seen through :func:`block_scales`.
+        (M, ceil(K/128)) scales for "w8a8-fp8-block", see :func:`scale_shape`.
     """
 
     entry: str
@@ -162,7 +163,7 @@ def _activations(
         raise ShapeError("x_scale is missing: the W8A8 kernel takes quantized activations and the scale of each token")
     codes = _codes(xp, prob, x)
     if prob.op == "w8a8-fp8-block":
-        scales = _block_scales_of(xp, prob, x_scale)
+        scales = kernel_block_scales(prob, x_scale)
         return (codes, scales, NULL, NULL, *results, *cfg.scalars(prob, codes.shape[1], scales.shape[1]))
     scales = xp.ascontiguousarray(x_scale, dtype=np.float32).reshape(-1)
     one = scales.size == 1 and prob.m > 1
@@ -178,18 +179,38 @@ def _activations(
     return (codes, scales, zeros, sums, *results, *cfg.scalars(prob, codes.shape[1], 0 if one else 1))
 
 
-def _block_scales_of(xp: Any, prob: Problem, x_scale: Array) -> Array:
-    """Return scales of every 128 k of each token as the kernel reads them; not copied if `block_scales` made them."""
-    _expect("x_scale", x_scale, (prob.m, -(-prob.k // BLOCK_K)), np.dtype(np.float32))
-    wide = -(-prob.m // 256) * 256
-    base = x_scale.base
-    while base is not None and tuple(base.shape) != (x_scale.shape[1], wide):
-        base = base.base
-    if base is not None and base.flags.c_contiguous and pointer(base) == pointer(x_scale):
-        return base
-    scales = xp.zeros((x_scale.shape[1], wide), np.float32)
-    scales[:, : prob.m] = x_scale.T
-    return scales
+def scale_shape(prob: Problem) -> tuple[int, ...]:
+    """Return the shape of the scales of activations as kernels read them.
+
+    (M,); for "w8a8-fp8-block" (ceil(K/128), M rounded up to 256), tokens the fast axis, so that a warp reads those of
+    neighbouring tokens at once; the padding belongs to rows of a tile past M. What users see is the transpose, cut to
+    (M, ceil(K/128)).
+    """
+    return (-(-prob.k // BLOCK_K), -(-prob.m // 256) * 256) if prob.op == "w8a8-fp8-block" else (prob.m,)
+
+
+def kernel_block_scales(prob: Problem, x_scale: Array) -> Array:
+    """Return (M, ceil(K/128)) scales as the kernel reads them; not copied where they are a view of such an array."""
+    shape = scale_shape(prob)
+    if tuple(x_scale.shape) != shape or shape == (prob.m, shape[0]):
+        _expect("x_scale", x_scale, (prob.m, shape[0]), np.dtype(np.float32))
+        base = x_scale.base
+        if (
+            base is not None
+            and base.dtype == x_scale.dtype
+            and base.flags.c_contiguous
+            and base.size >= math.prod(shape)
+            and pointer(base) == pointer(x_scale)
+            and x_scale.strides == (4, 4 * shape[1])
+        ):
+            return base.reshape(-1)[: math.prod(shape)].reshape(shape)
+        xp, _ = common_namespace(x_scale=x_scale)
+        scales = xp.zeros(shape, np.float32)
+        scales[:, : prob.m] = x_scale.T
+        return scales
+    if x_scale.dtype != np.float32:
+        raise DTypeError(f"x_scale has dtype {x_scale.dtype.name}; expected float32")
+    return x_scale
 
 
 def _dequant(cfg: DequantConfig, prob: Problem, qw: Any, out: Array | None) -> Call:
@@ -257,25 +278,18 @@ def _quantize_activations(
         if cfg.zeros:
             _expect("x_zero", x_zero, (1,), np.dtype(np.int32))
     elif prob.op == "w8a8-fp8-block":
-        made_scale = block_scales(xp, prob.m, prob.k)
-        scale_stride = made_scale.shape[1]
+        blocks = scale_shape(prob)
+        made_scale, scale_stride = xp.empty(blocks, np.float32), blocks[1]
     else:
         made_scale = xp.empty((prob.m,), np.float32)
         made_zero = xp.empty((prob.m,), np.int32) if cfg.zeros else None
     pointers = (x, factor, x_scale, x_zero, codes, made_scale, made_zero)
     args = tuple(NULL if p is None else p for p in pointers)
     args += tuple(map(np.int32, (prob.k, x_stride, stride, scale_stride)))
-    seen = made_scale[:, : prob.m].T if scale_stride else made_scale
+    seen = made_scale
+    if made_scale is not None and scale_stride:
+        seen = made_scale[:, : prob.m].T
     return Call(cfg.entry(prob), args, codes, launch.grid, launch.block, launch.shared_bytes, seen, made_zero)
-
-
-def block_scales(xp: Any, m: int, k: int) -> Array:
-    """Return a new array for the scales of every 128 k of M tokens: (ceil(K/128), M rounded up to 256) float32.
-
-    Tokens are the fast axis, so that a warp reads those of neighbouring tokens at once; padding belongs to rows of a
-    kernel's tile past M. What users see is the transpose, cut to (M, ceil(K/128)).
-    """
-    return xp.empty((-(-k // BLOCK_K), -(-m // 256) * 256), np.float32)
 
 
 def padded_k(k: int) -> int:

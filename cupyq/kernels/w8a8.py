@@ -281,7 +281,7 @@ def default(prob: Problem, device: Target, sms: int) -> W8A8Config:
     Where the tensor cores sum 8-bit floats themselves, 256 k at most go without an fp32 addition. On 9.x and 10.x
     mma.sync has none: ptxas widens them to 16 bits.
     """
-    shapes = (
+    shapes: tuple[tuple[int, int, int, int, int, int, int], ...] = (
         (128, 64, 4, 2, 1, 128, 3),
         (128, 64, 4, 2, 1, 64, 3),
         (128, 64, 2, 4, 1, 128, 3),
@@ -296,12 +296,12 @@ def default(prob: Problem, device: Target, sms: int) -> W8A8Config:
     )
     best, best_cost = None, float("inf")
     if device.cc < (8, 0):
-        shapes = tuple((*shape[:-1], 2) for shape in shapes)
+        shapes = tuple((*shape[:6], 2) for shape in shapes)
     promote_k = 256 if prob.op == "w8a8-fp8" and device.cc[0] not in (9, 10) else 0
     if promote_k:  # two stages of 128 k, and then a period has them both: their places in shared memory are constants
-        shapes = tuple((*shape[:-1], 2) if shape[5] == 128 else shape for shape in shapes)
+        shapes = tuple((*shape[:6], 2) if shape[5] == 128 else shape for shape in shapes)
     for shape, split_k in product(shapes, SPLIT_K):
-        cfg = W8A8Config(*shape, split_k=split_k, promote_k=promote_k)
+        cfg = W8A8Config(*shape, split_k, promote_k)
         if any(True for _ in cfg.reasons(prob, device)):
             continue
         waves = ceil_div(cfg.tiles(prob) * split_k, sms)
