@@ -25,6 +25,7 @@ OPS = ("w4a16", "w8a8-int8", "w8a8-fp8")
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.option("--device", metavar="NAME", help="A GPU that is not here, from the catalogue: its times are predicted.")
+@click.option("--devices", "fleet", metavar="all|0,1,...", help="Measure on several GPUs of this machine at once.")
 @click.option("--shapes", metavar="KxN,...", help="Weights to tune: input features x output features.")
 @click.option("--model", metavar="NAME|FILE", help="A built-in model (minilm, llama-3-8b, ...) or a config.json.")
 @click.option("--tensor-parallel", type=int, default=1, show_default=True, metavar="GPUS", help="Share --model so.")
@@ -48,39 +49,69 @@ def cli(**options: Any) -> None:
 
     Without --device the GPU of this machine is measured. Running the same command again goes on where it stopped.
     """
-    target = _device(options["device"])
+    fleet = _fleet(options)
     problems = _problems(options)
     settings = Settings(options["trials"], options["sampler"], options["seed"], options["verify"])
     console = _console(options)
-    with db.open(options["path"]) as store, _progress(console) as progress:
-        tuner = _tuner(store, target, settings, options, progress)
-        try:
-            result = tuner.run(problems)
-        finally:
-            tuner.objective.close()
-    source = tuner.objective.source
+    with db.open(options["path"]) as store, _progress(console, len(fleet)) as progress:
+
+        def make(device: DeviceSpec) -> study.Tuner:
+            return _tuner(store, device, settings, options, progress)
+
+        if len(fleet) == 1:
+            tuner = make(fleet[0])
+            try:
+                results = [(fleet[0], tuner.run(problems))]
+            finally:
+                tuner.objective.close()
+        else:
+            from cupyq.tuner import fleet as several
+
+            results = several.run(fleet, problems, make)
+    source = "measured" if fleet[0].live else "predicted"
     if options["as_json"]:
-        click.echo(json.dumps(display.as_json(result, target.name, source)))
+        told = [display.as_json(result, device.name, source) for device, result in results]
+        click.echo(json.dumps(told[0] if options["fleet"] is None else told))
     else:
-        display.show(console, result, source, store.path)
-    if result.interrupted or result.failed:
+        for device, result in results:
+            if len(results) > 1:
+                console.print(device.title, markup=False)
+            display.show(console, result, source, store.path)
+    if any(result.interrupted or result.failed for _, result in results):
         raise click.exceptions.Exit(1)
 
 
 def _tuner(
     store: db.Store, device: DeviceSpec, settings: Settings, options: dict[str, Any], progress: study.Progress
 ) -> study.Tuner:
-    objective: Any
-    if device.live:
-        from cupyq.tuner.cuda import MeasuredObjective
+    rank = ranking(device)
+    if not device.live:
+        verifier = Verifier(device, options["seed"])
+        return study.Tuner(
+            store, device, PredictedObjective(device), verifier, rank, settings, options["seconds"], progress
+        )
+    from cupyq.tuner.cuda import MeasuredObjective
+    from cupyq.tuner.worker import WorkerObjective
 
-        objective = MeasuredObjective(device, seed=options["seed"])
-    else:
-        objective = PredictedObjective(device)
-    verifier = Verifier(device, options["seed"])
-    return study.Tuner(
-        store, device, objective, verifier, ranking(device), settings, options["seconds"], progress
-    )  # fmt: skip
+    # The GPU belongs to a process of its own: a kernel that hangs or crashes takes only that along.
+    worker = WorkerObjective(MeasuredObjective, (device, options["seed"]))
+    return study.Tuner(store, device, worker, worker, rank, settings, options["seconds"], progress)
+
+
+def _fleet(options: dict[str, Any]) -> list[DeviceSpec]:
+    if options["fleet"] is None:
+        return [_device(options["device"])]
+    if options["device"] is not None:
+        raise ArgumentError("--device and --devices were both given; one of them is accepted")
+    count = devices.live_count()
+    if count == 0:
+        devices.resolve(None)  # raises, saying what is missing
+        raise NoDevice("no CUDA device can be used here")
+    named = range(count) if options["fleet"] == "all" else workloads.parse_numbers("devices", options["fleet"])
+    fleet = [devices.live(ordinal) for ordinal in named]
+    for device in fleet:
+        device.require_kernels()
+    return fleet
 
 
 def _device(name: str | None) -> DeviceSpec:
@@ -123,10 +154,10 @@ def _console(options: dict[str, Any]) -> Console:
 
 
 @contextlib.contextmanager
-def _progress(console: Console) -> Iterator[study.Progress]:
+def _progress(console: Console, gpus: int) -> Iterator[study.Progress]:
     if console.quiet:
         yield study.Silent()
-    elif console.is_terminal:
+    elif console.is_terminal and gpus == 1:
         with display.Bar(console) as bar:
             yield bar
     else:

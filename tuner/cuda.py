@@ -27,6 +27,7 @@ from .candidate import Candidate
 from .measure import FINAL, SEARCH, Pruned, Timed
 from .nvml import Monitor
 from .sampling import Stopping
+from .verify import Verification, Verifier
 
 LAUNCHES = 20
 """Launches of one sample."""
@@ -93,6 +94,7 @@ class MeasuredObjective(Timed):
             self._noise = cupy.asarray(self._rng.integers(0, 2**32, 1 << 20, dtype=np.uint32))
             self._flushed = cupy.resize(self._noise, max(1 << 20, 2 * device.l2_bytes // 4))
             self._sink = cupy.zeros(1, np.uint32)
+        self._verifier = Verifier(device, seed)
         self.monitor = Monitor(_bus_id(cupy, self._ordinal))
         self._data: tuple[Any, _Data] | None = None
         self._kernels: dict[tuple[str, str], Any] = {}
@@ -113,6 +115,11 @@ class MeasuredObjective(Timed):
                 step()  # loads modules and lets cuBLAS choose, outside of what is timed
             self._stream.synchronize()
             return CudaRunner(self, steps, data.warm(candidate.path), candidate.path == "fused", facts)
+
+    def verify(self, candidate: Candidate, problem: Problem) -> Verification:
+        """Verify a candidate on this GPU."""
+        with self._cupy.cuda.Device(self._ordinal):
+            return self._verifier.verify(candidate, problem)
 
     def close(self) -> None:
         """Free the weights of the last problem."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -78,6 +79,8 @@ class Tuner:
         Budget of the whole run, shared among the problems still to come. A problem begun is always finished with the
         choice among what was tried.
     progress : Progress
+    stop : threading.Event
+        Once set, the run ends as by Ctrl-C: for runs in threads of their own.
     weights : str, optional
         Name of the weights on which `quantization_errors` were taken.
     quantization_errors : mapping, optional
@@ -92,6 +95,7 @@ class Tuner:
     settings: Settings = field(default_factory=Settings)
     seconds: float | None = None
     progress: Progress = field(default_factory=Silent)
+    stop: threading.Event = field(default_factory=threading.Event)
     weights: str | None = None
     quantization_errors: Mapping[Problem, float] = field(default_factory=dict)
 
@@ -140,6 +144,8 @@ class Tuner:
 
         def on_trial(candidate: Candidate, outcome: Outcome) -> None:
             self.progress.trial(problem, candidate, outcome)
+            if self.stop.is_set():
+                raise KeyboardInterrupt
 
         tuner = ProblemTuner(
             recorder, self.objective, self.verifier, self.ranking, self.settings, _nearest(problem, done), on_trial

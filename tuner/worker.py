@@ -12,10 +12,12 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cupyq.errors import CupyqError
 from cupyq.kernels import Problem
 
 from .candidate import Candidate
 from .objective import Objective, Outcome
+from .verify import Verification
 
 SECONDS = 60.0
 """How long one candidate may take, compiling included, before its process counts as hung."""
@@ -71,6 +73,11 @@ class WorkerObjective:
         seen = iter(again)
         return [next(seen) if outcome.ok else outcome for outcome in alone]
 
+    def verify(self, candidate: Candidate, problem: Problem) -> Verification:
+        """Verify in the child, where a wrong kernel may do what it likes; needs an objective that verifies."""
+        answer = self._ask("verify", candidate, problem, seconds=self.seconds)
+        return answer if isinstance(answer, Verification) else Verification(False, None, answer, "gpu")
+
     def close(self) -> None:
         """End the child."""
         if self._process is None:
@@ -94,8 +101,9 @@ class WorkerObjective:
         except BaseException:  # Ctrl-C while waiting: the answer that still comes must not be taken for the next one's
             self._end()
             raise
-        outcomes = [answer] if isinstance(answer, Outcome) else answer
-        if any(o.state == "failed" and not (o.reason or "").startswith(_HARMLESS) for o in outcomes):
+        if isinstance(answer, Exception):  # the caller's mistake or a missing package, not the candidate's fault
+            raise answer
+        if any(_faulty(outcome) for outcome in (answer if isinstance(answer, list) else [answer])):
             self._end()  # its CUDA context may be lost; a new one certainly is not
         return answer
 
@@ -137,6 +145,12 @@ class WorkerObjective:
         self._process = self._pipe = None
 
 
+def _faulty(outcome: Outcome | Verification) -> bool:
+    if isinstance(outcome, Verification):
+        return not outcome.ok and outcome.error is None  # it did not get as far as a comparison
+    return outcome.state == "failed" and not (outcome.reason or "").startswith(_HARMLESS)
+
+
 def _serve(pipe: Any, make: Make, arguments: tuple[Any, ...]) -> None:
     """Answer requests until told to stop, or until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which says when to stop
@@ -145,5 +159,9 @@ def _serve(pipe: Any, make: Make, arguments: tuple[Any, ...]) -> None:
     with contextlib.suppress(EOFError, OSError, BrokenPipeError):
         while (request := pipe.recv()) is not None:
             method, what, problem = request
-            pipe.send(getattr(objective, method)(what, problem))
+            try:
+                answer = getattr(objective, method)(what, problem)
+            except CupyqError as error:
+                answer = error
+            pipe.send(answer)
     objective.close()
