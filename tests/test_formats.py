@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,11 +11,12 @@ from hypothesis import strategies as st
 
 import cupyq
 from checkpoints import AWQ, BFLOAT16, FLOAT8, dequantized, random_layer, symmetric_zeros, words
-from cupyq import FormatError
+from cupyq import FormatError, compiler, devices
 from cupyq.formats import from_awq, from_compressed_tensors, from_gptq
 from cupyq.formats.compressed_tensors import from_fp8_blocks
 from cupyq.kernels import Problem, W4A16Config
 from emulated import activations, check_product
+from fake_cupy import FakeCuPy
 
 SMALL = W4A16Config(block_m=16, strips=2, warps_n=2, warps_k=2, warp_k=64, stages=3, split_k=1, scale="sums")
 
@@ -150,6 +153,21 @@ def test_zero_point_16_cannot_be_kept_where_a_code_is_0():
     qzeros = np.concatenate([int32(0x77777777)[:, None], STORED_15])
     with pytest.raises(FormatError, match="group 1, feature 0 is 16"):
         from_gptq(words(codes, 4, 0), qzeros, np.ones((2, 8), np.float16), group_size=16, overflow="keep")
+
+
+def test_zero_point_16_is_kept_where_the_scale_is_0():
+    codes = words(np.zeros((16, 8), int), 4, 0)
+    qw = from_gptq(codes, int32(0xFFFFFFFF)[:, None], np.zeros((1, 8), np.float16), overflow="keep")
+    assert (cupyq.dequantize(qw) == 0).all()
+
+
+def test_zero_points_past_the_codes_of_negative_scales():
+    codes, zeros, scales = random_layer(5, 32, 16, 2)
+    codes = np.maximum(codes, 1)
+    zeros[0, ::2] = 16
+    scales[0, ::4] *= -1
+    qw = gptq(codes, zeros, scales, overflow="keep")
+    assert_is(qw, dequantized(codes, zeros, scales, plain_rows(32, 16)))
 
 
 def test_symmetric_true_is_a_promise():
@@ -385,6 +403,36 @@ def test_compressed_tensors_act_order():
     g_idx = shuffled_groups(64, 16)
     qw = packed_tensors(codes, zeros, scales, weight_g_idx=g_idx, group_size=16)
     assert_is(qw, dequantized(codes, zeros, scales, g_idx))
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    fake = FakeCuPy(("a100-sxm", "h100-sxm"))
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    devices._read_live.cache_clear()
+    compiler.gpu._load.cache_clear()
+    yield fake
+    devices._read_live.cache_clear()
+    compiler.gpu._load.cache_clear()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_arrays_on_a_gpu_stay_there(cupy, sign):
+    codes, zeros, scales = random_layer(7, 64, 16, 4)
+    codes, zeros[0], scales = np.maximum(codes, 1), 16, scales * sign
+    g_idx = shuffled_groups(64, 16)
+    tensors = words(codes, 4, 0), words(zeros - 1, 4, 1), scales, g_idx
+    options = dict(group_size=16, overflow="keep")
+    want = from_gptq(*tensors, **options)
+    with cupy.cuda.Device(1):
+        qw = from_gptq(*map(cupy.array, tensors), **options)
+        assert qw.device == 1
+        host = qw.to_numpy()
+    for name in ("packed", "scales", "zeros", "perm"):
+        np.testing.assert_array_equal(getattr(host, name), getattr(want, name))
+    np.testing.assert_array_equal(cupyq.dequantize(host, "float64"), dequantized(codes, zeros, scales, g_idx))
+    with pytest.raises(cupyq.DeviceMismatch):
+        from_gptq(cupy.array(tensors[0]), *tensors[1:], **options)
 
 
 # --- one code a byte --------------------------------------------------------------------------------------------------

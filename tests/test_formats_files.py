@@ -217,6 +217,13 @@ def test_compressed_tensors_packed(tmp_path, dtype):
         load(tmp_path)
 
 
+def test_a_scale_without_its_weight(tmp_path):
+    write_safetensors(tmp_path / "model.safetensors", {"a.weight_scale": np.ones((N, 1), np.float32)})
+    write_config(tmp_path, ct_config(None, "int-quantized", INT8_INPUTS, num_bits=8, symmetric=True))
+    with pytest.raises(FormatError, match=r"model.safetensors, layer a: tensor weight is missing"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("inputs", [INT8_INPUTS, None])
 def test_compressed_tensors_int8(tmp_path, inputs):
     codes = np.random.default_rng(0).integers(-127, 128, (N, K)).astype(np.int8)

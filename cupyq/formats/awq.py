@@ -29,6 +29,8 @@ def from_awq(
     A word holds eight successive features (N) in the order 0, 2, 4, 6, 1, 3, 5, 7 from its lowest bits:
     ``0x75316420`` is 0..7.
 
+    Arrays are NumPy's, or CuPy's of one device, where the weight then lives too.
+
     Parameters
     ----------
     qweight : (K, N / 8) int32

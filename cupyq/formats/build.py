@@ -55,11 +55,13 @@ def weight_only(
     elif zeros is None and symmetric is False:
         zeros = namespace_of(codes, "codes").full(scales.shape, middle, dtype=np.int16)
     scales = stored_scales(scales, scale_dtype)
+    xp = namespace_of(codes, "codes")
     if grouping.order is not None:
-        codes = codes[grouping.order]
+        codes = codes[xp.asarray(grouping.order)]
     if not np.array_equal(grouping.source, np.arange(scales.shape[0])):
-        scales = scales[grouping.source]
-        zeros = None if zeros is None else zeros[grouping.source]
+        source = xp.asarray(grouping.source)
+        scales = scales[source]
+        zeros = None if zeros is None else zeros[source]
     codes, scales, zeros = _in_range(codes, scales, zeros, bits, grouping.group_size, grouping.source)
     return packed(codes, scales, zeros, scheme=SCHEMES[bits], group_size=grouping.group_size, perm=grouping.order)
 

@@ -180,8 +180,10 @@ class _Layer:
         return found
 
     def files(self) -> str:
+        """Say which files hold the tensors that were read, or, of none, those of the layer."""
         prefix = f"{self._layer}." if self._layer else ""
-        return ", ".join(sorted({str(self._file_of[prefix + t].path) for t in self._read})) or "no file"
+        names = [prefix + t for t in self._read] or [n for n in self._file_of if n.startswith(prefix)]
+        return ", ".join(sorted({str(self._file_of[name].path) for name in names}))
 
 
 def load(

@@ -41,6 +41,8 @@ def from_compressed_tensors(
     A packed word holds successive k, the first in its lowest bits, each code plus 2**(bits - 1): the signed codes
     -8..7 are 0..15.
 
+    Arrays are NumPy's, or CuPy's of one device (which has no float8), where the weight then lives too.
+
     Parameters
     ----------
     weight : (N, ceil(K * bits / 32)) int32, or (N, K) int8 or float8_e4m3fn
@@ -131,8 +133,7 @@ def _blocks(weight: Array, scales: Array) -> QuantizedWeight:
 def _float8(weight: Array, scales: Array) -> QuantizedWeight:
     n, k = map(int, weight.shape)
     blocks = (-(-n // BLOCK), -(-k // BLOCK))
-    # One scale for each block and one for each feature are the same shape only for a weight of a single feature.
-    if scales.ndim == 2 and tuple(scales.shape) == blocks and scales.shape != (n, 1) and scales.size > 1:
+    if scales.ndim == 2 and tuple(scales.shape) == blocks and scales.size > 1:
         return _blocks(weight, scales)
     each = _by_feature(scales, n)
     expect_matrix(each, "weight_scale", (n, 1), "(N, 1)")

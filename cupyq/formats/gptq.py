@@ -33,6 +33,8 @@ def from_gptq(
     A word of `qweight` holds successive rows (K), one of `qzeros` successive features (N), the first in its lowest
     bits: of four bits, ``0x76543210`` is 0..7.
 
+    Arrays are NumPy's, or CuPy's of one device, where the weight then lives too.
+
     Parameters
     ----------
     qweight : (K * bits / 32, N) int32
