@@ -45,7 +45,7 @@ FLOORS = (
     ("cupyq.ops",),
     ("cupyq.tuner",),
     ("cupyq",),
-    ("cupyq.tune", "cupyq.db.cli", "cupyq.doctor"),
+    ("cupyq.tune", "cupyq.db.cli", "cupyq.report", "cupyq.doctor"),
     ("cupyq.__main__", "cupyq.db.__main__"),
 )
 
