@@ -112,7 +112,8 @@ struct Epilogue {
         __threadfence();
         __syncthreads();
         u32* flag = shared + kWarpsK * kSlotWords;
-        if (thread == 0) *flag = atomicAdd(arrival, 1u);
+        // Counts to `count` and wraps to zero by itself, ready for the next launch: a plain store would race.
+        if (thread == 0) *flag = atomicInc(arrival, static_cast<u32>(count - 1));
         __syncthreads();
         if (*flag == static_cast<u32>(count - 1)) {
             __threadfence();  // acquire: after the last arrival, the others' partial sums
@@ -123,7 +124,6 @@ struct Epilogue {
                 }
                 store(y, bias, item, m0, n0, m, n, sum, scale);
             }
-            if (thread == 0) *arrival = 0;  // ready for the next launch
         }
         __syncthreads();
     }
