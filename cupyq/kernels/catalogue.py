@@ -56,7 +56,11 @@ def default(prob: Problem, device: Any) -> Config:
 def configs(prob: Problem, device: Any) -> Iterator[Config]:
     """Yield every legal config of the fused kernel of `prob` on `device`, in a fixed order."""
     target = resolve(device)
-    found: Iterator[Config] = w4a16.candidates(prob) if prob.weight_only else w8a8.candidates(prob)
+    found: Iterator[Config]
+    if prob.weight_only:
+        found = w4a16.candidates(prob, getattr(target, "sms", 0))
+    else:
+        found = w8a8.candidates(prob)
     return (cfg for cfg in found if next(iter(cfg.reasons(prob, target)), None) is None)
 
 
