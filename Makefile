@@ -48,7 +48,7 @@ TEST_STAMP := $(VENV)/.cupyq-test
 LINT_STAMP := $(VENV)/.cupyq-lint
 DOCS_STAMP := $(VENV)/.cupyq-docs
 
-.PHONY: help tune test test-all lint format docs bench bench-static clean distclean
+.PHONY: help tune test test-all lint format docs bench bench-static doctor clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,15 +83,16 @@ docs: $(DOCS_STAMP)  ## write what the documentation's transcripts print now, an
 	done
 	@$(PY) examples/plot_speedup.py --db build/docs.db docs/img/speedup.png
 
-bench: $(RUN_STAMP)  ## a model's layers, every path and band: measured on a GPU, else predicted for DEVICE
-	@mkdir -p build
-	@$(PY) -m cupyq.tune --quiet $(if $(DEVICE),--device $(DEVICE)) --model $(MODEL) --db build/bench.db $(ARGS)
-	@$(PY) -m cupyq.db best --db build/bench.db --csv
-	@$(PY) -m cupyq.db crossover --db build/bench.db --csv
+bench: $(RUN_STAMP)  ## time the kernels as the tuner does (needs a GPU); ARGS="--shapes 4096x14336 --batches 1,16"
+	@$(PY) benchmarks/bench.py $(ARGS)
 
-bench-static: $(RUN_STAMP)  ## the predictor's errors, and what NVRTC makes of each architecture's default kernels (fails on spills)
+bench-static: $(RUN_STAMP)  ## what can be said of the kernels without a GPU, against their bars; the predictor's errors
+	@$(PY) benchmarks/bench_static.py $(ARGS)
+	@$(PY) benchmarks/w8a8_static.py
 	@$(PY) benchmarks/prediction.py --no-plots
-	@$(PY) benchmarks/static.py $(ARGS)
+
+doctor: $(RUN_STAMP)  ## what is installed, what is missing, and the command that mends it
+	@$(PY) -m cupyq doctor
 
 clean:  ## remove what the other targets made, but .venv and tuning.db
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
