@@ -15,12 +15,11 @@ from rich.console import Console
 from cupyq import db, devices, kernels
 from cupyq.devices import DeviceSpec
 from cupyq.errors import ArgumentError, CupyqError, NoDevice, NotInstalled, TuningError
-from cupyq.tuner import display, samplers, study, workloads
+from cupyq.kernels.problem import OPS
+from cupyq.tuner import display, quality, samplers, study, workloads
 from cupyq.tuner.one_problem import Settings
 from cupyq.tuner.predicted import PredictedObjective, ranking
 from cupyq.tuner.verify import Verifier
-
-OPS = ("w4a16", "w8a8-int8", "w8a8-fp8")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -31,8 +30,9 @@ OPS = ("w4a16", "w8a8-int8", "w8a8-fp8")
 @click.option("--tensor-parallel", type=int, default=1, show_default=True, metavar="GPUS", help="Share --model so.")
 @click.option("--k", "one_k", type=int, metavar="K", help="With --n: one shape, as --shapes KxN.")
 @click.option("--n", "one_n", type=int, metavar="N", help="With --k.")
+@click.option("--weights", metavar="FILE[:TENSOR]", help="Also take the quantization error on these (safetensors).")
 @click.option("--batches", "--m", metavar="M,...", help="Tokens; each stands for its band. All bands by default.")
-@click.option("--op", "ops", default="w4a16", show_default=True, metavar="OP,...", help=f"Of {', '.join(OPS)}.")
+@click.option("--op", "ops", default="w4a16", show_default=True, metavar="OP,...", help="Of " + ", ".join(OPS) + ".")
 @click.option("--group-sizes", default="128", show_default=True, metavar="G,...", help="16, 32, 64, 128, 256; -1: K.")
 @click.option("--asymmetric", is_flag=True, help="4-bit weights have zero points.")
 @click.option("--dtype", type=click.Choice(["float16", "bfloat16"]), default="float16", show_default=True)
@@ -50,13 +50,18 @@ def cli(**options: Any) -> None:
     Without --device the GPU of this machine is measured. Running the same command again goes on where it stopped.
     """
     fleet = _fleet(options)
-    problems = _problems(options)
+    given = None if options["weights"] is None else quality.Weights(options["weights"])
+    problems = _problems(options, given)
+    errors = {} if given is None else given.errors(problems)
     settings = Settings(options["trials"], options["sampler"], options["seed"], options["verify"])
     console = _console(options)
     with db.open(options["path"]) as store, _progress(console, len(fleet)) as progress:
 
         def make(device: DeviceSpec) -> study.Tuner:
-            return _tuner(store, device, settings, options, progress)
+            tuner = _tuner(store, device, settings, options, progress)
+            tuner.quantization_errors = errors
+            tuner.weights = None if given is None else given.name
+            return tuner
 
         if len(fleet) == 1:
             tuner = make(fleet[0])
@@ -68,6 +73,7 @@ def cli(**options: Any) -> None:
             from cupyq.tuner import fleet as several
 
             results = several.run(fleet, problems, make)
+        front = [row for row in store.pareto() if given is not None and row["weights"] == given.name]
     source = "measured" if fleet[0].live else "predicted"
     if options["as_json"]:
         told = [display.as_json(result, device.name, source) for device, result in results]
@@ -77,6 +83,8 @@ def cli(**options: Any) -> None:
             if len(results) > 1:
                 console.print(device.title, markup=False)
             display.show(console, result, source, store.path)
+            if given is not None:
+                console.print(display.pareto_table([r for r in front if r["device"] == device.name], given.name))
     if any(result.interrupted or result.failed for _, result in results):
         raise click.exceptions.Exit(1)
 
@@ -126,7 +134,7 @@ def _device(name: str | None) -> DeviceSpec:
     return found
 
 
-def _problems(options: dict[str, Any]) -> list[kernels.Problem]:
+def _problems(options: dict[str, Any], given: quality.Weights | None) -> list[kernels.Problem]:
     shapes: list[tuple[int, int]] = []
     if options["shapes"] is not None:
         shapes += workloads.parse_shapes(options["shapes"])
@@ -136,8 +144,10 @@ def _problems(options: dict[str, Any]) -> list[kernels.Problem]:
         raise ArgumentError("--k and --n belong together")
     if options["one_k"] is not None:
         shapes.append((options["one_k"], options["one_n"]))
+    if not shapes and given is not None:
+        shapes += given.shapes()
     if not shapes:
-        raise ArgumentError("nothing to tune: name --shapes KxN,... or --model NAME")
+        raise ArgumentError("nothing to tune: name --shapes KxN,..., --model NAME or --weights FILE")
     ops = [part.strip() for part in options["ops"].split(",") if part.strip()]
     for op in ops:
         if op not in OPS:

@@ -359,7 +359,7 @@ class _Data:
         problem, cupy = self.problem, self._cupy
         shape = layout.packed_shape(problem.k, problem.n, problem.bits)
         words = cupy.resize(self._noise, shape)
-        if problem.op == "w8a8-fp8":
+        if problem.op.startswith("w8a8-fp8"):
             words = words & np.uint32(0xBFBFBFBF)  # no exponent that holds NaN
         strips = layout.strips(problem.n)
         groups = (strips, problem.groups, layout.STRIP)
@@ -367,7 +367,7 @@ class _Data:
         scales = abs(self._floats(groups, scale_dtype)) / scale_dtype.type(64)
         zeros = None
         if not problem.symmetric:
-            zeros = (cupy.resize(self._noise, groups) & np.uint32(15)).astype(np.uint8)
+            zeros = (cupy.resize(self._noise, groups) & np.uint32(2**problem.bits - 1)).astype(np.uint8)
         return QuantizedWeight(
             problem.op, problem.k, problem.n, problem.group_size, problem.symmetric, words, scales, zeros
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -21,7 +21,7 @@ from .results import Crossover, ProblemResult, RunResult, crossovers
 
 def describe(problem: Problem) -> str:
     """Return a problem in a few words: what, K x N, groups, M."""
-    groups = "" if problem.op != "w4a16" else f" g{'K' if problem.group_size == -1 else problem.group_size}"
+    groups = "" if not problem.weight_only else f" g{'K' if problem.group_size == -1 else problem.group_size}"
     zeros = "" if problem.symmetric else " asym"
     return f"{problem.op} {problem.k}x{problem.n}{groups}{zeros} M<={problem.m}"
 
@@ -183,7 +183,8 @@ def winners_table(results: Sequence[ProblemResult], source: str) -> Table:
 
 def crossover_table(found: Sequence[Crossover], source: str) -> Table:
     """Return the table of crossover batches."""
-    table = Table(title=f"where fused W4A16 stops paying, times {source}")
+    table = Table(title=f"where the fused kernel stops paying, times {source}")
+    table.add_column("op")
     table.add_column("K x N", justify="right")
     table.add_column("group", justify="right")
     table.add_column("crossover", justify="right")
@@ -193,12 +194,31 @@ def crossover_table(found: Sequence[Crossover], source: str) -> Table:
     for entry in found:
         where = f"M in {entry.band // 2 + 1}..{entry.band}" if entry.band else f"none up to M={entry.bands[-1]}"
         table.add_row(
+            entry.problem.op,
             f"{entry.problem.k} x {entry.problem.n}",
             _group(entry.problem),
             where,
             {"dequant": "dequant + cuBLAS", "fp16": "fp16 cuBLAS"}.get(entry.winner or "", entry.winner or "fused"),
             microseconds(entry.fused_us),
             microseconds(entry.other_us),
+        )
+    return table
+
+
+def pareto_table(front: Sequence[Mapping[str, Any]], weights: str) -> Table:
+    """Return the table of what no other way beats in both time and quantization error, per shape and band."""
+    table = Table(title=f"time against quantization error on {weights}: nothing else is better in both")
+    for name in ("K x N", "M up to", "op", "group", "time", "error"):
+        table.add_column(name, justify="right")
+    for row in front:
+        group = "K" if row["group_size"] == -1 else str(row["group_size"])
+        table.add_row(
+            f"{row['k']} x {row['n']}",
+            str(row["band"]),
+            row["op"] + ("" if row["symmetric"] else " asym"),
+            group,
+            f"{microseconds(row['time_us'])} {row['source']}",
+            f"{row['quantization_error']:.4f}",
         )
     return table
 
@@ -245,6 +265,7 @@ def as_json(run: RunResult, device: str, source: str) -> dict[str, Any]:
         "problems": [_problem_json(result) for result in run.problems],
         "crossover": [
             {
+                "op": entry.problem.op,
                 "k": entry.problem.k,
                 "n": entry.problem.n,
                 "group_size": entry.problem.group_size,

@@ -10,7 +10,7 @@ import numpy as np
 from cupyq import reference
 from cupyq.kernels import Config, DequantConfig, Problem
 from cupyq.kernels.problem import NUMPY_DTYPES
-from cupyq.weights import QuantizedWeight, pack
+from cupyq.weights import BLOCK, QuantizedWeight, pack
 
 GUARD = 8
 """Rows before and after the output that a launch must leave as they were."""
@@ -112,23 +112,25 @@ def _token(kind: int, k: int, rng: np.random.Generator) -> np.ndarray:
 
 def _weight(problem: Problem, rng: np.random.Generator) -> QuantizedWeight:
     n, k, groups = problem.n, problem.k, problem.groups
-    if problem.op == "w4a16":
-        codes: Any = rng.integers(0, 16, size=(k, n), dtype=np.uint8)
+    if problem.weight_only:
+        top = 2**problem.bits - 1
+        codes: Any = rng.integers(0, top + 1, size=(k, n), dtype=np.uint8)
         exponents = rng.integers(-10, 1, size=(groups, n)).astype(np.float32)
-        scales = (np.exp2(exponents) * rng.uniform(1, 2, size=(groups, n)) / 8).astype(
-            NUMPY_DTYPES[problem.scale_dtype]
-        )
+        sizes = np.exp2(exponents) * rng.uniform(1, 2, size=(groups, n)) / 2 ** (problem.bits - 1)
         zeros = None
         if not problem.symmetric:
-            zeros = rng.choice(np.array([0, 1, 7, 8, 14, 15], dtype=np.uint8), size=(groups, n))
-        return pack(codes, scales, zeros, scheme="w4a16", group_size=problem.group_size)
+            extremes = np.array([0, 1, top // 2, top // 2 + 1, top - 1, top], dtype=np.uint8)
+            zeros = rng.choice(extremes, size=(groups, n))
+        scales = sizes.astype(NUMPY_DTYPES[problem.scale_dtype])
+        return pack(codes, scales, zeros, scheme=problem.op, group_size=problem.group_size)
     if problem.op == "w8a8-int8":
         codes = rng.integers(-128, 128, size=(k, n)).astype(np.int8)
     else:
         codes = rng.integers(0, 256, size=(k, n)).astype(np.uint8)
         codes[(codes & 0x7F) == 0x7F] = 0x7E  # e4m3 has no infinity, and these two patterns are NaN
-    scales = (np.exp2(rng.integers(-6, 1, size=(1, n)).astype(np.float32)) / 512).astype(np.float32)
-    return pack(codes, scales, scheme=problem.op, group_size=None)
+    shape = (groups, n) if problem.group_size == -1 else (groups, -(-n // BLOCK))
+    scales = (np.exp2(rng.integers(-6, 1, size=shape).astype(np.float32)) / 512).astype(np.float32)
+    return pack(codes, scales, scheme=problem.op, group_size=None if problem.group_size == -1 else problem.group_size)
 
 
 def guarded(shape: tuple[int, int], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:

@@ -173,7 +173,7 @@ def least_time_us(candidate: Candidate, problem: Problem, device: DeviceSpec) ->
     else:
         moved = roofline.weight_bytes(problem.n, problem.k, problem.bits, problem.group_size)
     multiplies = problem.dtype
-    if problem.op != "w4a16" and candidate.path == "fused":
+    if not problem.weight_only and candidate.path == "fused":
         multiplies = "int8" if problem.op == "w8a8-int8" else "fp8"
     memory = moved / (device.dram_gbps * 1e3) * DRAM_TOLERANCE
     try:

@@ -122,7 +122,7 @@ def _ratio(other: Choice | None, one: Choice | None) -> float | None:
 
 @dataclass(frozen=True)
 class Crossover:
-    """Where the fused W4A16 kernel stops being the fastest way for one weight shape.
+    """Where the fused weight-only kernel stops being the fastest way for one weight shape.
 
     Attributes
     ----------
@@ -148,16 +148,16 @@ class Crossover:
 
 
 def crossovers(results: Iterable[ProblemResult]) -> list[Crossover]:
-    """Return, per shape and group size of W4A16, where another way takes over.
+    """Return, per op, shape and group size of weight-only products, where another way takes over.
 
-    Compared with fused W4A16 are dequant + cuBLAS, plain fp16, and W8A8 on the same shape, dtype and M.
+    Compared with the fused kernel are dequant + cuBLAS, plain fp16, and W8A8 on the same shape, dtype and M.
     """
     every = list(results)
     curves: dict[tuple[object, ...], list[ProblemResult]] = {}
     for result in every:
         p = result.problem
-        if p.op == "w4a16" and "fused" in result.by_path:
-            curves.setdefault((p.k, p.n, p.group_size, p.symmetric, p.dtype, p.scale_dtype), []).append(result)
+        if p.weight_only and "fused" in result.by_path:
+            curves.setdefault((p.op, p.k, p.n, p.group_size, p.symmetric, p.dtype, p.scale_dtype), []).append(result)
     return [_crossover(sorted(curve, key=lambda r: r.problem.m), every) for curve in curves.values()]
 
 
@@ -184,6 +184,6 @@ def _others(result: ProblemResult, every: Sequence[ProblemResult]) -> dict[str, 
     }  # fmt: skip
     for other in every:
         q = other.problem
-        if q.op != "w4a16" and (q.m, q.n, q.k, q.dtype) == (p.m, p.n, p.k, p.dtype) and "fused" in other.by_path:
+        if not q.weight_only and (q.m, q.n, q.k, q.dtype) == (p.m, p.n, p.k, p.dtype) and "fused" in other.by_path:
             times[q.op] = other.by_path["fused"].outcome.time_us
     return {way: time_us for way, time_us in times.items() if time_us}

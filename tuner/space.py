@@ -47,7 +47,7 @@ class Space:
     @functools.cached_property
     def dequant(self) -> tuple[Candidate, ...]:
         """Legal configs of the dequantizing kernel; none for 8-bit weights, whose dense product is "fp16"."""
-        if self.problem.op != "w4a16":
+        if not self.problem.weight_only:
             return ()
         found = kernels.helper_configs("dequant", self.problem, self.device)
         return tuple(Candidate("dequant", cfg) for cfg in found)

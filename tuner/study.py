@@ -12,6 +12,7 @@ from cupyq import bands, db
 from cupyq.devices import DeviceSpec
 from cupyq.errors import CupyqError, TuningError
 from cupyq.kernels import Problem
+from cupyq.kernels.problem import WEIGHT_ONLY
 
 from .candidate import Candidate
 from .objective import Objective, Outcome
@@ -196,7 +197,7 @@ def problems_of(
     batches : sequence of int, optional
         Each stands for the band that holds it; all bands by default.
     group_sizes : sequence of int
-        For "w4a16"; 8-bit schemes have one scale a column.
+        For weight-only ops; W8A8 has one scale a column, or a block of 128.
     dtype : str
     symmetric : bool
 
@@ -208,10 +209,10 @@ def problems_of(
     ends = sorted({bands.of(m) for m in batches}) if batches else list(bands.ends())
     scale_dtype = "float16"  # what `quantize` stores, whatever dtype the activations have
     made = [
-        Problem(op, m, n, k, group_size if op == "w4a16" else -1, symmetric or op != "w4a16", dtype, scale_dtype)
+        Problem(op, m, n, k, group_size, symmetric or op not in WEIGHT_ONLY, dtype, scale_dtype)
         for k, n in shapes
         for op in ops
-        for group_size in (group_sizes if op == "w4a16" else (-1,))
+        for group_size in (group_sizes if op in WEIGHT_ONLY else (128,))
         for m in ends
     ]
     return list(dict.fromkeys(made))

@@ -32,7 +32,7 @@ def test_tuning_a_gpu_that_is_not_here(run):
     status, out, err = run(*QUICK)
     assert (status, err) == (0, "")
     assert "times and ratios predicted" in out
-    assert "where fused W4A16 stops paying" in out
+    assert "where the fused kernel stops paying" in out
     with db.open(run.path, readonly=True) as store:
         rows = store.best()
         assert [(row["band"], row["source"], row["trials"], row["stale"]) for row in rows] == [

@@ -11,6 +11,7 @@ import pytest
 from cupyq import compiler, devices, kernels, reference
 from cupyq.errors import ArgumentError, VerificationError
 from cupyq.kernels import DequantConfig, Problem, W4A16Config
+from cupyq.kernels.problem import OPS
 from cupyq.tuner import verify
 from cupyq.tuner.candidate import Candidate
 from cupyq.tuner.inputs import GUARD, adversarial, guarded, small_launch
@@ -50,6 +51,9 @@ def verifier(change=None, seed=0):
         ("w4a16", {"n": 390, "k": 200}),
         ("w8a8-int8", {}),
         ("w8a8-fp8", {"dtype": "bfloat16"}),
+        ("w8a8-fp8-block", {"n": 300}),
+        ("w2a16", {"group_size": 64, "symmetric": False}),
+        ("w8a16", {}),
     ],
 )
 def test_default_kernels_pass_in_the_emulator(op, more):
@@ -178,7 +182,7 @@ def test_the_small_launch_has_whole_and_ragged_tiles_and_a_full_pipeline():
     assert small_launch(CONFIG, short)[1].k == 128
 
 
-@pytest.mark.parametrize("op", ["w4a16", "w8a8-int8", "w8a8-fp8"])
+@pytest.mark.parametrize("op", OPS)
 def test_inputs_hold_extremes(op):
     inputs = adversarial(Problem(op, 19, 52, 256, symmetric=op != "w4a16"))
     x = inputs.x.astype(np.float64)
