@@ -85,7 +85,8 @@
         group.querySelector('[data-point="' + p + '"]').classList.add("at");
       }
       const s = series[i], q = s.points[p];
-      tip.textContent = [s.op + " " + s.k + "×" + s.n, "M ≤ " + q.band,
+      const grouping = (s.group_size < 0 ? " per column" : " g" + s.group_size) + (s.symmetric ? "" : " asym");
+      tip.textContent = [s.op + " " + s.k + "×" + s.n + grouping, (q.band > 8192 ? "M > 8192" : "M ≤ " + q.band),
         times(q.speedup) + (q.ideal === null ? "" : " of ideal " + times(q.ideal)),
         micro(q.time_us), q.path, s.source + (q.stale ? ", stale" : "")].join(" · ");
     };
