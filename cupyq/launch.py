@@ -26,6 +26,7 @@ from .weights import BLOCK, QuantizedWeight
 
 _DTYPES = {"float16": FLOAT16, "bfloat16": BFLOAT16}
 _PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, another stream in each thread
+_CACHED_VIEWS = 1024  # of scratch buffers: stream x name x shape
 _CACHED_LAUNCHERS = 512  # of one weight: M x dtype x device
 
 
@@ -54,6 +55,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[Any, ...], Array] = {}
+        self._views: dict[tuple[Any, ...], Array] = {}
         self._workspaces: dict[tuple[int, ...], tuple[Array, Array]] = {}
         self._captured: list[Any] = []
         self._lock = threading.Lock()
@@ -73,8 +75,16 @@ class Scratch:
         place = self.place()
         if place is None:
             return self._kept(shape, dtype, zero)
-        size = math.prod(shape)
-        return self._buffer((*place, name, np.dtype(dtype)), size, dtype, zero)[:size].reshape(shape)
+        key = (place, name, shape, dtype)
+        view = self._views.get(key)
+        if view is None:
+            size = math.prod(shape)
+            view = self._buffer((*place, name, np.dtype(dtype)), size, dtype, zero)[:size].reshape(shape)
+            with self._lock:
+                if len(self._views) >= _CACHED_VIEWS:
+                    self._views.clear()
+                self._views[key] = view
+        return view
 
     def workspace(self, partial_words: int, tiles: int) -> tuple[Array, Array]:
         """Return (partials, arrivals) of a launch that shares tiles among CTAs: uint32, of at least these sizes."""
@@ -109,6 +119,7 @@ class Scratch:
 
             with self._lock:
                 self._buffers[key] = buffer = (cupy.zeros if zero else cupy.empty)((size,), dtype)
+                self._views.clear()  # some are of the smaller buffer, which would stay alive beside this one
         return buffer
 
     def _kept(self, shape: tuple[int, ...], dtype: Any, zero: bool = False) -> Array:
@@ -127,6 +138,7 @@ class Scratch:
         """Give up every buffer, those of captured graphs excepted."""
         with self._lock:
             self._buffers.clear()
+            self._views.clear()
             self._workspaces.clear()
 
 
@@ -236,19 +248,25 @@ class _Quantize:
         self.problem, self.cfg = problem, quantize_activations_kernel.default(problem)
         self.align = 16 if problem.k % 8 == 0 else 2
         self.shape = (problem.m, padded_k(problem.k))
-        self.dtype = np.int8 if problem.op == "w8a8-int8" else np.uint8
+        self.dtype = np.dtype(np.int8 if problem.op == "w8a8-int8" else np.uint8)
         x, codes = (
             _sketch(cupy, s, d) for s, d in (((problem.m, problem.k), _DTYPES[problem.dtype]), (self.shape, self.dtype))
         )
         call = kernels.call(self.cfg, problem, x, out=codes)
         changing = {"x": x, "codes": codes, "x_scale": call.x_scale}
         self.step = _Step(self.cfg, problem, call, changing)
+        self._x, self._codes, self._x_scale = (self.step.places[name] for name in ("x", "codes", "x_scale"))
 
     def __call__(self, x: Array, codes: Array, x_scale: Array) -> None:
-        if not (x.flags.c_contiguous and pointer(x) % self.align == 0):
+        if not (x.flags.c_contiguous and x.data.ptr % self.align == 0):
             x = x.copy(order="C")
             scratch.keep(x)
-        self.step(x=x, codes=codes, x_scale=x_scale)
+        step = self.step
+        args = step.args.copy()
+        args[self._x] = x
+        args[self._codes] = codes
+        args[self._x_scale] = x_scale
+        step.kernel(step.grid, step.block, tuple(args), shared_mem=step.shared)
 
 
 # --- what multiplies --------------------------------------------------------------------------------------------------

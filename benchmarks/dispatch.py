@@ -1,0 +1,321 @@
+"""What dispatch costs on the host: look-ups, plans, first calls, imports, memory. No GPU is needed.
+
+    python benchmarks/dispatch.py            print medians, the bars, and which hold; exit status 1 if one does not
+    python benchmarks/dispatch.py --json     the same as one JSON object
+
+A stand-in for CuPy takes the launches and does nothing, so that only host time is left. A plan is compared with the
+bare call of the same kernel with the same arguments, on the same stand-in, turn by turn in one run.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+ROUNDS = 150
+CALLS = 300
+DISTINCT = 100_000
+
+
+@dataclass(frozen=True)
+class Result:
+    """One figure beside the bar it has to meet.
+
+    Attributes
+    ----------
+    what : str
+    value : float
+        Median, in `unit`.
+    bar : float or None
+        At most this; None where the figure is only a yardstick.
+    unit : str
+    """
+
+    what: str
+    value: float
+    bar: float | None
+    unit: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bar is met."""
+        return self.bar is None or self.value <= self.bar
+
+
+# --- a CuPy that launches nothing -------------------------------------------------------------------------------------
+
+
+class LightArray:
+    """What of a CuPy array dispatch looks at, as plain attributes: CuPy's are about as fast to read."""
+
+    __slots__ = ("data", "device", "dtype", "flags", "nbytes", "ndim", "shape", "size")
+
+    def __init__(self, shape: Any, dtype: Any = float, memptr: Any = None) -> None:
+        self.shape = shape if isinstance(shape, tuple) else (int(shape),)
+        self.dtype = dtype if isinstance(dtype, np.dtype) else np.dtype(dtype)
+        self.ndim, self.flags, self.device = len(self.shape), CONTIGUOUS, HERE
+        self.size = math.prod(self.shape)
+        self.data = next(POINTERS) if memptr is None else memptr
+
+    def reshape(self, *shape: Any) -> LightArray:
+        shape = shape[0] if isinstance(shape[0], tuple) else shape
+        rest = self.size // max(1, -math.prod(shape)) if -1 in shape else 0
+        return LightArray(tuple(rest if n == -1 else n for n in shape), self.dtype, self.data)
+
+    def __getitem__(self, key: slice) -> LightArray:
+        return LightArray((min(key.stop, self.size),), self.dtype, self.data)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        sizes = [self.dtype.itemsize]
+        for n in self.shape[:0:-1]:
+            sizes.append(sizes[-1] * n)
+        return tuple(sizes[::-1])
+
+
+class LightKernel:
+    """A launch that only takes its arguments."""
+
+    max_dynamic_shared_size_bytes = 0
+
+    def __call__(self, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
+        pass
+
+
+CONTIGUOUS = types.SimpleNamespace(c_contiguous=True)
+HERE = types.SimpleNamespace(id=0)
+POINTERS = (types.SimpleNamespace(ptr=512 * i, device_id=0) for i in itertools.count(1))
+
+
+def as_light(value: Any, *args: Any, **options: Any) -> LightArray:
+    """Return a host array's shape and dtype as a light array."""
+    return value if isinstance(value, LightArray) else LightArray(value.shape, value.dtype)
+
+
+def light_cupy() -> Any:
+    """Return the tests' fake CuPy without memory and without checks: those cost more than what is measured."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from fake_cupy import FakeCuPy
+
+    fake = FakeCuPy(("h100-sxm",), run=False)
+    fake.RawModule = lambda code, options=(): types.SimpleNamespace(get_function=lambda entry: LightKernel())
+    fake.ndarray = fake.empty = fake.zeros = LightArray
+    for name in ("array", "asarray", "ascontiguousarray"):
+        setattr(fake, name, as_light)
+    fake.may_share_memory = lambda a, b: a.data is b.data
+    stream = types.SimpleNamespace(ptr=0)
+    fake.cuda.get_current_stream = lambda: stream
+    fake.cuda.runtime.getDevice = int  # 0
+    sys.modules["cupy"] = fake
+    return fake
+
+
+def in_turns(*functions: Callable[[], object]) -> list[float]:
+    """Return the median microseconds of a call of the first function, and how much more a call of each other takes.
+
+    The others are compared with the first one of the same turn, so that a busy machine slows down both.
+    """
+    samples: list[list[float]] = [[] for _ in functions]
+    for function in functions:
+        function()
+    gc.disable()
+    try:
+        for _ in range(ROUNDS):
+            for function, kept in zip(functions, samples, strict=True):
+                start = time.perf_counter()
+                for _ in range(CALLS):
+                    function()
+                kept.append((time.perf_counter() - start) / CALLS * 1e6)
+    finally:
+        gc.enable()
+    first, *others = samples
+    over = [statistics.median(b - a for a, b in zip(first, kept, strict=True)) for kept in others]
+    return [statistics.median(first), *over]
+
+
+# --- measures ---------------------------------------------------------------------------------------------------------
+
+
+def product_costs(cupy: Any, scheme: str, qw: Any) -> list[Result]:
+    """Time a plan and `matmul` beside the bare call of their kernels."""
+    import cupyq
+    from cupyq import launch
+
+    x = cupy.zeros((16, 1024), np.float16)
+    launcher = launch.launcher(qw, 16, x.dtype, 0, False)
+    plan = cupyq.plan(qw, 16)
+    steps = [launcher._fused.step] + ([launcher._quantize.step] if launcher._quantize else [])
+    bare = [(s.kernel, s.grid, s.block, tuple(x if a is None else a for a in s.args), s.shared) for s in steps]
+    half = np.dtype(np.float16)
+
+    def alone() -> None:
+        cupy.empty((16, 1024), half)
+        for kernel, grid, block, args, shared in bare:
+            kernel(grid, block, args, shared_mem=shared)
+
+    floor, planned, full = in_turns(alone, lambda: plan(x), lambda: cupyq.matmul(x, qw))
+    launches = "launch" if len(steps) == 1 else "launches"
+    return [
+        Result(f"{scheme}: bare call, {len(steps)} {launches} and the result's memory", floor, None, "us"),
+        Result(f"{scheme}: plan, over the bare call", planned, 2.0 * len(steps), "us"),
+        Result(f"{scheme}: plan / bare call", 1 + planned / floor, None, "x"),
+        Result(f"{scheme}: matmul, over the bare call", full, None, "us"),
+    ]
+
+
+def lookups_and_plans() -> list[Result]:
+    """Time a repeated look-up, and plans of each scheme beside the bare call of their kernel."""
+    cupy = light_cupy()
+    import cupyq
+    from cupyq import devices, dispatch
+    from cupyq.kernels import Problem
+
+    device, problem = devices.live(0), Problem("w4a16", 16, 4096, 4096)
+    _, lookup = in_turns(lambda: None, lambda: dispatch.choose(problem, device))
+    results = [Result("look-up of a problem seen before", lookup, 1.0, "us")]
+
+    w = np.random.default_rng(0).standard_normal((1024, 1024), dtype=np.float32)
+    for scheme in ("w4a16", "w8a8-int8"):
+        qw = cupyq.quantize(w, scheme).to_cupy()
+        results += product_costs(cupy, scheme, qw)
+    return results
+
+
+FIRST_CALL = """
+import json, sys, time
+sys.path.insert(0, {root!r} + "/benchmarks")
+import numpy, ml_dtypes
+import dispatch as bench
+cupy = bench.light_cupy()
+import warnings
+warnings.simplefilter("ignore")
+start = time.perf_counter()
+import cupyq
+imported = time.perf_counter()
+codes = numpy.zeros((1024, 1024), numpy.uint8)
+qw = cupyq.pack(codes, numpy.ones((8, 1024), numpy.float16), scheme="w4a16", group_size=128).to_cupy()
+x = cupy.zeros((16, 1024), numpy.float16)
+before = time.perf_counter()
+cupyq.matmul(x, qw)
+first = time.perf_counter()
+cupyq.matmul(cupy.zeros((300, 1024), numpy.float16), qw)
+print(json.dumps([imported - start, first - before, time.perf_counter() - first]))
+"""
+IMPORT = """
+import json, sys, time
+start = time.perf_counter()
+import numpy, ml_dtypes
+middle = time.perf_counter()
+import cupyq
+print(json.dumps([middle - start, time.perf_counter() - middle, "cupy" in sys.modules]))
+"""
+
+
+def in_processes(code: str, count: int = 7, **environment: str) -> list[list[Any]]:
+    """Run code in fresh interpreters and return what each printed as JSON."""
+    found = []
+    for _ in range(count):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, **environment},
+        )  # fmt: skip
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    return found
+
+
+def imports_and_first_calls(folder: str) -> list[Result]:
+    """Time `import cupyq` and the first product in fresh processes."""
+    runs = in_processes(IMPORT)
+    numpy_ms, own_ms = (statistics.median(run[i] for run in runs) * 1e3 for i in (0, 1))
+    results = [
+        Result("import numpy and ml_dtypes, which cupyq stands on", numpy_ms, None, "ms"),
+        Result("import cupyq, beyond these", own_ms, 100.0, "ms"),
+        Result("processes in which that imported CuPy", float(sum(run[2] for run in runs)), 0.0, ""),
+    ]
+    code = FIRST_CALL.format(root=str(ROOT))
+    runs = in_processes(code, CUPYQ_DB=str(Path(folder) / "none.db"))
+    first, next_band = (statistics.median(run[i] for run in runs) * 1e3 for i in (1, 2))
+    return [
+        *results,
+        Result("first product after import, nothing compiled, no database", first, 50.0, "ms"),
+        Result("first product of another band", next_band, None, "ms"),
+    ]
+
+
+def memory(folder: str) -> list[Result]:
+    """Count the bytes that 100,000 distinct M leave behind, after as many again as fill every cache."""
+    light_cupy()
+    os.environ["CUPYQ_DB"] = str(Path(folder) / "none.db")
+    import cupyq
+    from cupyq import devices, dispatch, launch
+
+    launch.reset()
+    devices._read_live.cache_clear()
+    qw = cupyq.quantize(np.ones((64, 16), np.float32), "w4a16", group_size=32).to_cupy()
+    half = np.dtype(np.float16)
+    tracemalloc.start()
+    marks, start = [], time.perf_counter()
+    for m in range(1, DISTINCT + 1):
+        launch.launcher(qw, m, half, 0, False)
+        if m in (DISTINCT // 5, DISTINCT):
+            gc.collect()
+            marks.append(tracemalloc.get_traced_memory()[0])
+    elapsed = time.perf_counter() - start
+    tracemalloc.stop()
+    kept = len(dispatch._choices) + len(launch._launchers[id(qw)])
+    return [
+        Result(
+            f"memory after {DISTINCT:,} distinct M, beyond that after a fifth of them",
+            (marks[1] - marks[0]) / 1e6,
+            1.0,
+            "MB",
+        ),
+        Result(
+            "choices and launchers kept", float(kept), float(dispatch._CACHED_CHOICES + launch._CACHED_LAUNCHERS), ""
+        ),
+        Result("time of a new M, memory being traced", elapsed / DISTINCT * 1e6, None, "us"),
+    ]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--skip-memory", is_flag=True, help="Leave out the 100,000 distinct M, which take a minute.")
+def main(as_json: bool, skip_memory: bool) -> None:
+    """Measure what dispatch costs on the host; exit status 1 if a bar is missed."""
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["CUPYQ_DB"] = str(Path(folder) / "none.db")
+        results = lookups_and_plans() + imports_and_first_calls(folder)
+        if not skip_memory:
+            results += memory(folder)
+    if as_json:
+        click.echo(json.dumps([{**vars(result), "holds": result.holds} for result in results], indent=1))
+    else:
+        width = max(len(result.what) for result in results)
+        for result in results:
+            bar = "" if result.bar is None else f"  at most {result.bar:g}: {'holds' if result.holds else 'MISSED'}"
+            click.echo(f"{result.what:<{width}}  {result.value:>9.3f} {result.unit:<2}{bar}")
+    sys.exit(0 if all(result.holds for result in results) else 1)
+
+
+if __name__ == "__main__":
+    main()
