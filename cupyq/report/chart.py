@@ -197,9 +197,10 @@ def pareto(front: Mapping[str, Any], key: str) -> Safe:
     spread, tall = (max(times) - min(times)) or max(times), (max(errors) - min(errors)) or max(errors) or 1.0
     x = (min(times) - 0.12 * spread, max(times) + 0.25 * spread)
     y = (min(errors) - 0.15 * tall, max(errors) + 0.15 * tall)
-    frame = Frame(400, 250, x, y, left=62, right=12, top=12, bottom=42)
+    frame = Frame(400, 250, x, y, left=62, right=12, top=28, bottom=42)
     drawn = frame.grid([(v, f"{v:.3g}") for v in _between(*x)], across=False)
     drawn += frame.grid([(v, f"{v:.3g}") for v in _between(*y)], across=True)
+    drawn.append(tag("text", "quantization error", x=6, y=14))
     drawn.append(tag("text", "time (µs)", x=226, y=246, text_anchor="middle"))
     best = [(p["time_us"], p["quantization_error"]) for p in points if p["front"]]
     if len(best) > 1:
@@ -229,8 +230,10 @@ def reach(row: Mapping[str, Any], key: str) -> Safe:
     first, last = frame.px(row["first_band"]), frame.px(row["last_band"])
     until = last if row["crossover"] is None else frame.px(row["crossover"])
     drawn = [tag("rect", class_="rail", x=6, y=9, width=188, height=4, rx=2)]
-    if until > first:
-        drawn.append(tag("rect", class_="won", x=f"{first:.1f}", y=7, width=f"{until - first:.1f}", height=8, rx=3))
+    if until > first or row["crossover"] is None:
+        # One band alone has no length of its own.
+        won = {"x": f"{first - 3:.1f}", "width": f"{until - first + 6:.1f}"}
+        drawn.append(tag("rect", class_="won", y=7, height=8, rx=3, **won))
     if row["crossover"] is not None:
         drawn.append(tag("circle", class_="cross", cx=f"{until:.1f}", cy=11, r=5))
     if row["roofline"] and 1 <= row["roofline"] <= ends[-1]:

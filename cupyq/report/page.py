@@ -152,7 +152,8 @@ def _sections(facts: Mapping[str, Any]) -> list[Safe]:
         _section(
             "speedup", "Speed-up against batch",
             tag("p", "Time of the fp16 product divided by the time of the best config, per batch band. Dashed: the "
-                "roofline's ideal for the same weights. Circles: fused kernel; squares: dequantize, then cuBLAS."),
+                "roofline's ideal for the same weights; a point above it means that fp16 is further from its own "
+                "roofline than the quantized product is. Circles: fused kernel; squares: dequantize, then cuBLAS."),
             [_speedup(facts, place, device) for place, device in enumerate(facts["devices"])],
         ),
         _section("configs", "Best configs", _configs(facts["best"])),
@@ -278,6 +279,7 @@ def _config_row(row: Mapping[str, Any]) -> Safe:
     interval = None
     if row["time_low_us"] is not None and row["time_high_us"] is not None:
         interval = tag("small", f" {number(row['time_low_us'])}–{number(row['time_high_us'])}", class_="quiet")
+    speedup = "–" if row["speedup_vs_fp16"] is None else f"{row['speedup_vs_fp16']:.2f}×"
     share = "–" if row["of_ideal"] is None else f"{row['of_ideal']:.0%}"
     stale = tag("span", "stale", class_="badge stale", title="The kernel's source, the driver or NVRTC has changed")
     family = row["config"].get("family", row["path"])
@@ -285,7 +287,7 @@ def _config_row(row: Mapping[str, Any]) -> Safe:
         "device": row["device"], "op": row["op"] if row["dtype"] == "float16" else f"{row['op']} {row['dtype']}",
         "shape": shape_label(row), "group": group_label(row), "band": band_label(row["band"]), "path": row["path"],
         "source": [badge(row["source"]), " ", stale if row["stale"] else ""],
-        "time": [number(row["time_us"], 4), interval], "speedup": number(row["speedup_vs_fp16"], 3, "×"),
+        "time": [number(row["time_us"], 4), interval], "speedup": speedup,
         "share": share, "error": number(row["error"], 2), "trials": row["trials"],
         "config": tag("details", tag("summary", family), tag("code", _config_text(row["config"]) or "–")),
     }  # fmt: skip
@@ -303,12 +305,12 @@ def _config_row(row: Mapping[str, Any]) -> Safe:
 def _crossover(rows: Sequence[Mapping[str, Any]]) -> Safe:
     if not rows:
         return tag("p", "No fused time has a time of another path beside it, so there is nothing to compare.")
-    heads = ["Device", "Problem", "Source", "Fused wins", "Beaten from M ≤", "By", "Fused (µs)", "Other (µs)",
+    heads = ["Device", "Problem", "Source", "Fused wins", "Beaten from", "By", "Fused (µs)", "Other (µs)",
              "Compared", "Roofline's M"]  # fmt: skip
     cells = [
         [
             row["device"], problem_label(row), [badge(row["source"]), " stale" if row["stale"] else ""],
-            chart.reach(row, f"x{i}"), "never" if row["crossover"] is None else band_label(row["crossover"]),
+            chart.reach(row, f"x{i}"), "never" if row["crossover"] is None else f"M ≤ {band_label(row['crossover'])}",
             "–" if row["crossover"] is None else row["winner"], number(row["fused_us"]), number(row["other_us"]),
             f"{band_label(row['first_band'])} … {band_label(row['last_band'])}", number(row["roofline"]),
         ]
@@ -391,7 +393,7 @@ def _provenance(facts: Mapping[str, Any]) -> Safe:
             ("fp16 tensor rate", number(device["fp16_tflops"], 4, " TFLOP/s")),
             ("fp16 ridge batch", number(device["ridge_batch"], 4)),
             ("SM clock while measuring", "–" if clock is None else f"{clock[0]:g}–{clock[1]:g} MHz"),
-            ("Last trial", device["last_trial"] or "–"),
+            ("Last trial", f"{device['last_trial'][:16].replace('T', ' ')} UTC" if device["last_trial"] else "–"),
             ("Of secondary sources", ", ".join(device["unsure"]) or "nothing"),
         ]  # fmt: skip
         terms = [tag("div", tag("dt", name), tag("dd", value)) for name, value in identity]
