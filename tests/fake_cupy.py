@@ -12,11 +12,13 @@ import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cupyq import devices, emulator
+from cupyq.compiler import nvrtc
 from cupyq.compiler.kernel import _compile
 
 DEFAULT_SHARED = 48 * 1024
@@ -87,6 +89,7 @@ class FakeCuPy(types.ModuleType):
                 },
                 CUDARuntimeError=RuntimeError,
             ),
+            nvrtc=_Nvrtc(),
             compiler=types.SimpleNamespace(CompileException=type("CompileException", (Exception,), {})),
         )
 
@@ -329,16 +332,52 @@ class _Stream:
         self._cupy._streams[device] = stream
 
 
+class _Nvrtc:
+    """CuPy's binding: enough of it to make PTX of one architecture."""
+
+    NVRTCError = type("NVRTCError", (RuntimeError,), {})
+
+    def __init__(self) -> None:
+        self.options: dict[int, tuple[str, ...]] = {}
+        self.sources: dict[int, str] = {}
+
+    def getVersion(self) -> tuple[int, int]:
+        major, minor = nvrtc.version().split(".")
+        return int(major), int(minor)
+
+    def getSupportedArchs(self) -> list[int]:
+        return list(nvrtc.archs())
+
+    def createProgram(self, source: str, name: str, headers: Any, names: Any) -> int:
+        self.sources[len(self.sources) + 1] = source
+        return len(self.sources)
+
+    def compileProgram(self, program: int, options: tuple[str, ...]) -> None:
+        self.options[program] = options
+
+    def getPTX(self, program: int) -> bytes:
+        arch, *_ = (option[len("-arch=compute_") :] for option in self.options[program] if "-arch=compute_" in option)
+        return nvrtc.compile_source(self.sources[program], "kernel.cu", f"sm_{arch}").ptx.encode()
+
+    def destroyProgram(self, program: int) -> None:
+        pass
+
+
 class _RawModule:
     _cupy: FakeCuPy
 
-    def __init__(self, code: str, options: tuple[str, ...] = ()) -> None:
+    def __init__(self, code: str | None = None, options: tuple[str, ...] = (), path: str | None = None) -> None:
+        self.ptx = None if path is None else Path(path).read_text(encoding="utf-8")
         if any(option.startswith("-arch") for option in options):
             raise Misuse("CuPy adds -arch itself")
         self.code, self.device = code, self._cupy._current
 
     def get_function(self, entry: str) -> Any:
         arch = "sm_{}{}".format(*self._cupy.cards[self.device].cc)
+        if self.ptx is not None:
+            return _Kernel(self._cupy, types.SimpleNamespace(ptx=self.ptx), entry, self.device)
+        if int(arch[3:]) > max(self._cupy.cuda.nvrtc.getSupportedArchs()):
+            raise Misuse(f"CuPy makes machine code that {arch} cannot run")
         self._cupy.compiled.append(entry)
         return _Kernel(self._cupy, _compile(self.code, entry, arch), entry, self.device)
 

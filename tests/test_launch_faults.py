@@ -200,6 +200,20 @@ def test_shared_memory_up_down_up(make):  # c6
         assert used == [bytes_of[64], bytes_of[4], bytes_of[64]]
 
 
+# --- architectures ----------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_newer_than_nvrtc_gets_ptx_of_the_newest_known(make, rng):  # d5
+    cupy = make()
+    known = [75, 80]
+    cupy.cuda.nvrtc.getSupportedArchs = lambda: known
+    x, qw = rng.standard_normal((3, 256)).astype(np.float16), weight()
+    y = cupyq.matmul(cupy.asarray(x), qw.to_cupy())
+    check(x, qw, y)
+    assert cupy.compiled == []
+    assert cupy.cuda.nvrtc.options == {1: ("-arch=compute_80", "-std=c++17", "-ftz=true")}
+
+
 # --- a row's bits are its own -----------------------------------------------------------------------------------------
 
 

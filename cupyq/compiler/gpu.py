@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from cupyq.errors import CompileError
@@ -35,10 +37,36 @@ def _load(device: int, text: str, entry: str, shared_bytes: int) -> Any:
     import cupy
 
     try:
-        # CuPy adds -arch for the current device and -ftz=true.
-        kernel = cupy.RawModule(code=text, options=("-std=c++17",)).get_function(entry)
+        newest = max(cupy.cuda.nvrtc.getSupportedArchs())
+        if int(cupy.cuda.Device().compute_capability) > newest:
+            kernel = _from_ptx(text, entry, newest)
+        else:
+            # CuPy adds -arch for the current device and -ftz=true.
+            kernel = cupy.RawModule(code=text, options=("-std=c++17",)).get_function(entry)
     except cupy.cuda.compiler.CompileException as error:
         raise CompileError(f"CuPy's NVRTC refused {entry}: {error}") from error
     if shared_bytes > DEFAULT_SHARED:
         kernel.max_dynamic_shared_size_bytes = shared_bytes
     return kernel
+
+
+def _from_ptx(text: str, entry: str, newest: int) -> Any:
+    """Load a kernel on a GPU that is newer than NVRTC, as PTX of the newest architecture it knows.
+
+    The driver compiles PTX for newer GPUs. CuPy would make machine code of that architecture, which runs only there.
+    """
+    import cupy
+
+    nvrtc = cupy.cuda.nvrtc
+    program = nvrtc.createProgram(text, f"{entry}.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, (f"-arch=compute_{newest}", "-std=c++17", "-ftz=true"))
+        ptx = nvrtc.getPTX(program)
+    except nvrtc.NVRTCError as error:
+        raise CompileError(f"CuPy's NVRTC refused {entry}: {error}\n{nvrtc.getProgramLog(program)}") from error
+    finally:
+        nvrtc.destroyProgram(program)
+    with tempfile.TemporaryDirectory(prefix="cupyq-") as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_bytes(ptx)
+        return cupy.RawModule(path=str(path)).get_function(entry)
