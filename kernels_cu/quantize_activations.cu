@@ -15,12 +15,12 @@ enum class Scales { kToken, kTensor, kBlock };
 
 struct QuantizeArguments {
     const u16* x;
-    const u16* factor;        // kSmooth: [K] of x's type
+    const u16* factor;  // kSmooth: [K] of x's type
     const float* tensor_scale;
-    const int* tensor_zero;   // kTensor: or null
+    const int* tensor_zero;  // kTensor: or null
     u8* codes;
-    float* scales;            // kToken: [M]; kBlock: [K / 128][scale_stride]
-    int* zeros;               // kToken with kZeros: [M]
+    float* scales;  // kToken: [M]; kBlock: [K / 128][scale_stride]
+    int* zeros;     // kToken with kZeros: [M]
     int k, row_stride, code_stride, scale_stride;
 };
 
@@ -174,7 +174,8 @@ struct QuantizeActivations {
             const uint2 low = encode(first, a, piece, scale, zero);
             const uint2 high = encode(second, a, piece + kThreads, scale, zero);
             const uint2 give = odd ? low : high;
-            const uint2 got = make_uint2(__shfl_xor_sync(0xffffffffu, give.x, 1), __shfl_xor_sync(0xffffffffu, give.y, 1));
+            const uint2 got =
+                make_uint2(__shfl_xor_sync(0xffffffffu, give.x, 1), __shfl_xor_sync(0xffffffffu, give.y, 1));
             const uint4 v = odd ? make_uint4(got.x, got.y, high.x, high.y) : make_uint4(low.x, low.y, got.x, got.y);
             store(out, odd ? piece + kThreads - 1 : piece, a.code_stride, v);
         };

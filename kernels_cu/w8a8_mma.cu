@@ -135,7 +135,8 @@ struct W8A8 {
 
         // CTAs of one tile follow each other; then tiles along M, which read the same weights.
         const int m_tiles = (a.m + kBlockM - 1) / kBlockM;
-        const int tile = static_cast<int>(blockIdx.x) / a.splits.ctas, split = static_cast<int>(blockIdx.x) % a.splits.ctas;
+        const int tile = static_cast<int>(blockIdx.x) / a.splits.ctas,
+                  split = static_cast<int>(blockIdx.x) % a.splits.ctas;
         const int m0 = tile % m_tiles * kBlockM, n0 = tile / m_tiles * kBlockN;
         const int units = (a.k + 31) / 32, last_strip = (a.n + 15) / 16 - 1;
         const int first = split * a.splits.share + min(split, a.splits.extra);
@@ -228,7 +229,7 @@ struct W8A8 {
         const u32 x_lane = Fragments::lane_address(lane, warp_m * kWarpTokens);
         const u32 weights_at = kFront + kWeightsAt + (warp_n * kStrips * kUnits + warp_k * kSteps) * 512 + lane * 16;
         u32 slot = 0, free_slot = (kStages - 1) * kStageBytes, codes_at = shared + (kFused ? kCodesAt : 0);
-        const auto turn = [&](int stage, int i) {  // stage i of its period
+        const auto turn = [&](int stage, int i) {          // stage i of its period
             if constexpr (kPeriodStages % kStages == 0) {  // then slots are constants
                 slot = i % kStages * kStageBytes;
                 free_slot = (i + kStages - 1) % kStages * kStageBytes;

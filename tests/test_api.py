@@ -49,7 +49,8 @@ sys.modules["cupy"] = None  # import cupy raises ImportError
 import numpy as np, cupyq
 qw = cupyq.quantize(np.ones((64, 16), np.float32))
 y = cupyq.matmul(np.ones((2, 64), np.float16), qw)
-print(y.tolist() == [[64.0] * 16] * 2, cupyq.plan(qw, 2)(np.ones((2, 64), np.float16)).max() == 64, "sqlite3" in sys.modules)
+planned = cupyq.plan(qw, 2)(np.ones((2, 64), np.float16))
+print(y.tolist() == [[64.0] * 16] * 2, planned.max() == 64, "sqlite3" in sys.modules)
 try:
     qw.to_cupy()
 except cupyq.NotInstalled as error:
