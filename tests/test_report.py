@@ -21,7 +21,7 @@ import cupyq.db
 from cupyq import devices, roofline
 from cupyq.errors import ArgumentError, NotInstalled
 from cupyq.kernels.problem import Problem
-from cupyq.report import cli, data, markup, page, png
+from cupyq.report import chart, cli, data, markup, page, png
 
 HERE = cupyq.db.Environment("13.0", "13.0", "library-1", lambda config, problem: "v1", "14.0", "0.1.0")
 A100 = devices.get("a100-sxm")
@@ -207,11 +207,33 @@ def test_pareto_marks_what_is_beaten(facts):
     assert "beaten" in page.render(facts)
 
 
+def test_pareto_takes_the_faster_path_of_each_grouping(tmp_path):
+    with cupyq.db.open(tmp_path / "p.db", environment=HERE, presets=False) as store:
+        usual = {"device": A100, "problem": Problem("w4a16", 16, 4096, 8192), "source": "predicted", "verified": True}
+        store.add_trial(time_us=9.0, path="dequant", quantization_error=0.1, config={"a": 1}, **usual)
+        store.add_trial(time_us=7.0, quantization_error=0.1, config={"a": 2}, **usual)
+        store.add_trial(time_us=1.0, quantization_error=0.1, config={"a": 3}, **(usual | {"verified": False}))
+        store.add_trial(time_us=2.0, quantization_error=0.1, config={"a": 4}, cache="warm", **usual)
+        [front] = data.gather(store)["pareto"]
+    [point] = front["points"]
+    assert (point["time_us"], point["path"], point["front"]) == (7.0, "fused", True)
+
+
 def test_history_keeps_every_finished_trial(facts):
     study = next(s for s in facts["studies"] if s["name"] == "night run" and s["group_size"] == 128)
     states = [dict(zip(data.TRIAL_COLUMNS, t, strict=True))["state"] for t in study["trials"]]
     assert states == ["complete", "failed"]
     assert sum(len(s["trials"]) for s in facts["studies"]) == sum(d["trials"] for d in facts["devices"]) == 28
+
+
+def test_history_draws_predictions_as_such_beside_measurements():
+    rows = [[1, "fused", "search", "complete", "measured", 9.0, True, None],
+            [2, "fused", "search", "complete", "predicted", 3.0, False, None]]  # fmt: skip
+    study = {"op": "w4a16", "dtype": "float16", "n": 8, "k": 8, "group_size": 32, "symmetric": True, "band": 1}
+    drawn = Page(chart.history({**study, "trials": rows}, data.TRIAL_COLUMNS, "h"))
+    assert [e[1]["class"] for e in drawn.all("circle")] == ["point measured", "point predicted"]
+    [line] = drawn.all("path", **{"class": "curve"})
+    assert len({point.split(",")[1] for point in line[1]["d"][1:].split()}) == 1  # the prediction does not lower it
 
 
 def test_provenance_counts_trials_by_version(facts):

@@ -167,14 +167,16 @@ def history(study: Mapping[str, Any], columns: Sequence[str], key: str) -> Safe:
         tag("text", "1", x=frame.left, y=143, text_anchor="middle"),
         tag("text", f"{len(rows)} trials", x=290, y=143, text_anchor="end"),
     ]
-    plain = [r["time_us"] for _, r in timed if r["path"] == "fp16"]
+    # A prediction is never the best of measurements: the lines follow one kind only.
+    kind = "measured" if any(r["source"] == "measured" for r in rows) else "predicted"
+    plain = [r["time_us"] for _, r in timed if r["path"] == "fp16" and r["source"] == kind]
     if plain:
         y = f"{frame.py(min(plain)):.1f}"
         drawn.append(tag("line", class_="unit", x1=frame.left, x2=290, y1=y, y2=y))
         drawn.append(tag("text", "fp16", x=288, y=f"{frame.py(min(plain)) - 4:.1f}", text_anchor="end"))
     best: list[tuple[float, float]] = []
     for place, row in timed:
-        if row["path"] != "fp16" and row["state"] == "complete":
+        if row["path"] != "fp16" and row["state"] == "complete" and row["source"] == kind:
             best.append((place, min(row["time_us"], best[-1][1] if best else math.inf)))
     if best:
         drawn.append(frame.steps([*best, (max(len(rows), 2), best[-1][1])], class_="curve"))
@@ -183,10 +185,10 @@ def history(study: Mapping[str, Any], columns: Sequence[str], key: str) -> Safe:
         if row["state"] != "complete":
             drawn.append(tag("path", d=f"M{x - 3:.1f},{frame.top}l6,6m0,-6l-6,6", class_="failed"))
         elif row["time_us"] and row["path"] != "fp16":
-            drawn.append(mark(row["path"], x, frame.py(row["time_us"]), 2.6, class_="point"))
-    kind = "measured" if any(r["source"] == "measured" for r in rows) else "predicted"
+            drawn.append(mark(row["path"], x, frame.py(row["time_us"]), 2.6, class_=f"point {row['source']}"))
     name = f"Trials of {problem_label(study)}, band {band_label(study['band'])}"
-    words = f"Time in microseconds of {len(rows)} trials in order ({kind}), and the best so far."
+    sources = " and ".join(sorted({r["source"] for r in rows}))
+    words = f"Time in microseconds of {len(rows)} trials in order ({sources}), and the best so far."
     return _svg((300, 150), [tag("g", *drawn, class_=f"series s0 {kind}")], name, words, key, "small")
 
 
@@ -209,7 +211,9 @@ def pareto(front: Mapping[str, Any], key: str) -> Safe:
         where = (frame.px(p["time_us"]), frame.py(p["quantization_error"]))
         drawn.append(mark(p["path"], *where, 5, class_="point front" if p["front"] else "point beaten"))
         text = f"{group_label(p)} {p['op']}" if len({q["op"] for q in points}) > 1 else group_label(p)
-        drawn.append(tag("text", text, x=f"{where[0] + 9:.1f}", y=f"{where[1] - 5:.1f}", class_="mark-label"))
+        right = where[0] > 300  # there is no room for the label on the other side
+        side = {"x": f"{where[0] + (-9 if right else 9):.1f}", "text_anchor": "end" if right else None}
+        drawn.append(tag("text", text, y=f"{where[1] - 5:.1f}", class_="mark-label", **side))
     name = f"Time and quantization error of {shape_label(front)}, band {band_label(front['band'])}"
     words = f"{len(points)} choices ({front['source']}); {len(best)} of them no other beats in both."
     return _svg((400, 250), [tag("g", *drawn, class_=f"series s3 {front['source']}")], name, words, key, "small")

@@ -206,7 +206,7 @@ def _crossing(row: dict[str, Any], spec: DeviceSpec | None) -> dict[str, Any]:
 
 
 _PARETO = ("device", "dtype", "k", "n", "band", "weights", "source")
-_CHOICE = ("op", "group_size", "symmetric", "path")
+_CHOICE = ("op", "group_size", "symmetric")
 
 
 def _pareto(store: Store, trials: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -230,7 +230,10 @@ def _pareto(store: Store, trials: Iterable[dict[str, Any]]) -> list[dict[str, An
         rows = sorted(fastest[key].values(), key=lambda row: (row["time_us"], row["quantization_error"]))
         kept = {row["id"] for row in front(rows)}
         points = [
-            {**{name: row[name] for name in (*_CHOICE, "time_us", "quantization_error")}, "front": row["id"] in kept}
+            {
+                **{name: row[name] for name in (*_CHOICE, "path", "time_us", "quantization_error")},
+                "front": row["id"] in kept,
+            }
             for row in rows
         ]
         found.append({**dict(zip(_PARETO, key, strict=True)), "points": points})
