@@ -89,8 +89,8 @@ def _candidates(free: dict[int, Choice], problem: Problem, device: DeviceSpec) -
         if choice.path != "fused":
             config, choice = kernels.default(choice.problem, device), replace(choice, row=None)
         for settled in _without_stripes(config, choice.problem):
-            for split in (settled.split_k, *_SPLITS):  # type: ignore[attr-defined]
-                found.setdefault(replace(settled, split_k=split), choice)  # type: ignore[call-arg]
+            for split in (settled.split_k, *_SPLITS):
+                found.setdefault(replace(settled, split_k=split), choice)
     return found
 
 

@@ -334,9 +334,11 @@ class Launcher:
     def _of_codes(self) -> _Fused:
         """Return the kernel for codes quantized beforehand, where the chosen one would quantize x itself."""
         if self._codes_kernel is None:
-            cfg = dataclasses.replace(self._fused.cfg, fused=False)  # type: ignore[call-arg]
+            chosen: Any = self._fused.cfg
+            cfg = dataclasses.replace(chosen, fused=False)
             if kernels.check(cfg, self.problem, self.choice.device) is not None:
-                cfg = dataclasses.replace(kernels.default(self.problem, self.choice.device), fused=False)  # type: ignore[call-arg]
+                usual: Any = kernels.default(self.problem, self.choice.device)
+                cfg = dataclasses.replace(usual, fused=False)
             self._codes_kernel = _Fused(cfg, self.problem, self.qw, self._has_bias)
         return self._codes_kernel
 

@@ -331,6 +331,13 @@ def test_a_card_of_the_same_name_with_other_parts_is_another_device(path, field)
     assert choose(PROBLEM, less).rung not in (dispatch.EXACT, dispatch.NEAREST, dispatch.STALE)
 
 
+def test_distinct_m_leave_little_behind():
+    for m in range(1, dispatch._CACHED_CHOICES + 500):
+        choose(PROBLEM.with_m(m))
+    assert len(dispatch._choices) <= dispatch._CACHED_CHOICES
+    assert len(dispatch._bands) == 14  # 1, 2, 4, ... 8192
+
+
 # --- presets ----------------------------------------------------------------------------------------------------------
 
 
