@@ -43,7 +43,7 @@ def open_store() -> Any:
     A file that appears later is seen by the next problem that is looked up.
     """
     global _store
-    from . import db
+    import cupyq.db as db
 
     path = db.default_path()
     with _lock:
