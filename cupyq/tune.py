@@ -68,7 +68,7 @@ def cli(**options: Any) -> None:
             try:
                 results = [(fleet[0], tuner.run(problems))]
             finally:
-                tuner.objective.close()
+                tuner.close()
         else:
             from cupyq.tuner import fleet as several
 
@@ -98,12 +98,15 @@ def _tuner(
         return study.Tuner(
             store, device, PredictedObjective(device), verifier, rank, settings, options["seconds"], progress
         )
+    from cupyq.tuner.ahead import Ahead
     from cupyq.tuner.cuda import MeasuredObjective
     from cupyq.tuner.worker import WorkerObjective
 
     # The GPU belongs to a process of its own: a kernel that hangs or crashes takes only that along.
     worker = WorkerObjective(MeasuredObjective, (device, options["seed"]))
-    return study.Tuner(store, device, worker, worker, rank, settings, options["seconds"], progress)
+    return study.Tuner(
+        store, device, worker, worker, rank, settings, options["seconds"], progress, ahead=Ahead(device.arch)
+    )
 
 
 def _fleet(options: dict[str, Any]) -> list[DeviceSpec]:

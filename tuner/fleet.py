@@ -73,7 +73,7 @@ def run(
             thread.join()
     finally:
         for tuner in tuners:
-            tuner.objective.close()
+            tuner.close()
     grave = [fault for fault in faults if not isinstance(fault, TuningError)]
     if grave or len(faults) == len(fleet):
         raise (grave or faults)[0]

@@ -12,6 +12,7 @@ from cupyq.errors import ArgumentError, TuningError
 from cupyq.kernels import Problem
 
 from . import samplers
+from .ahead import Ahead
 from .candidate import Candidate, from_row
 from .objective import Objective, Outcome
 from .record import Past, Recorder
@@ -75,6 +76,8 @@ class ProblemTuner:
         Winners of problems like this one, to try early.
     on_trial : callable, optional
         Told of each trial: (candidate, outcome).
+    ahead : Ahead, optional
+        Compiles what will be tried while something else is measured.
     """
 
     recorder: Recorder
@@ -84,6 +87,7 @@ class ProblemTuner:
     settings: Settings
     started_from: Iterable[Candidate] = ()
     on_trial: Callable[[Candidate, Outcome], None] | None = None
+    ahead: Ahead | None = None
 
     def __post_init__(self) -> None:
         self.problem = self.recorder.problem
@@ -175,13 +179,21 @@ class ProblemTuner:
                 left -= 1
 
     def _proposals(self, left: int) -> Iterator[Candidate]:
-        yield from self._starters(left)
+        starters = list(self._starters(left))
+        self._compile_ahead(starters[:left])
+        yield from starters
         sampler = self._sampler()
+        if isinstance(sampler, samplers.Sweep):
+            self._compile_ahead(self._rank("fused")[: self.trials])
         samplers.resume(sampler, self.looks.values())
         while (candidate := sampler.propose()) is not None:
             yield candidate
             sampler.tell(*self.looks[candidate.key])
         yield from self._rank("dequant")  # whatever budget the fused kernel leaves
+
+    def _compile_ahead(self, candidates: Sequence[Candidate]) -> None:
+        if self.ahead is not None:
+            self.ahead.submit([c for c in candidates if c.key not in self.tried], self.problem)
 
     def _starters(self, left: int) -> Iterator[Candidate]:
         """Yield what is tried before the sampler has its say: yardsticks, what won nearby, the predictor's first."""

@@ -14,6 +14,7 @@ from cupyq.errors import CupyqError, TuningError
 from cupyq.kernels import Problem
 from cupyq.kernels.problem import WEIGHT_ONLY
 
+from .ahead import Ahead
 from .candidate import Candidate
 from .objective import Objective, Outcome
 from .one_problem import ProblemTuner, Ranking, Settings
@@ -80,6 +81,8 @@ class Tuner:
         Budget of the whole run, shared among the problems still to come. A problem begun is always finished with the
         choice among what was tried.
     progress : Progress
+    ahead : Ahead, optional
+        Compiles kernels before they are measured.
     stop : threading.Event
         Once set, the run ends as by Ctrl-C: for runs in threads of their own.
     weights : str, optional
@@ -96,6 +99,7 @@ class Tuner:
     settings: Settings = field(default_factory=Settings)
     seconds: float | None = None
     progress: Progress = field(default_factory=Silent)
+    ahead: Ahead | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     weights: str | None = None
     quantization_errors: Mapping[Problem, float] = field(default_factory=dict)
@@ -130,6 +134,12 @@ class Tuner:
             raise TuningError("; ".join(reasons[:3]))
         return result
 
+    def close(self) -> None:
+        """Let go of the objective and of the compiling processes."""
+        self.objective.close()
+        if self.ahead is not None:
+            self.ahead.close()
+
     def _deadline(self, started: float, problems_left: int) -> float:
         if self.seconds is None:
             return float("inf")
@@ -149,7 +159,14 @@ class Tuner:
                 raise KeyboardInterrupt
 
         tuner = ProblemTuner(
-            recorder, self.objective, self.verifier, self.ranking, self.settings, _nearest(problem, done), on_trial
+            recorder,
+            self.objective,
+            self.verifier,
+            self.ranking,
+            self.settings,
+            _nearest(problem, done),
+            on_trial,
+            self.ahead,
         )
         try:
             result = tuner.run(deadline)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from tuning_fakes import DEVICE, QUICK, in_order, steady
 
@@ -27,8 +29,8 @@ def few(monkeypatch):
 
         def some(problem, device):
             default = kernels.default(problem, device)
-            rest = [cfg for cfg in everything(problem, device) if cfg != default]
-            return iter([default, *rest[: count - 1]])
+            rest = (cfg for cfg in everything(problem, device) if cfg != default)
+            return iter([default, *itertools.islice(rest, count - 1)])
 
         monkeypatch.setattr(space.kernels, "configs", some)
 

@@ -10,6 +10,7 @@ from cupyq.errors import TuningError
 from cupyq.tuner.candidate import Candidate
 from cupyq.tuner.fake import FAULTS
 from cupyq.tuner.space import Space
+from cupyq.tuner.study import Silent
 
 
 def searched(store):
@@ -171,7 +172,7 @@ def test_impossible_times_are_refused(make, few):
     """A time above the DRAM peak is a measuring fault, not a winner."""
     few(4)
     order = list(Space(PROBLEM, DEVICE).fused)
-    times = lambda c, p: 1.0 if c == order[2] else steady(c, p)  # noqa: E731
+    times = lambda c, p: 0.05 if c == order[2] else steady(c, p)  # noqa: E731
     [result] = make(times).run([PROBLEM]).problems
     assert result.winner.candidate != order[2]
     assert result.states["failed"] == 1
@@ -208,23 +209,28 @@ def test_ctrl_c_keeps_what_is_done(make, store):
     assert (finished.new_trials, len(store.best())) == (4, 2)
 
 
-def test_the_budget_of_seconds_ends_the_search_not_the_choice(make, store):
-    result = make(seconds=1e-9).run([PROBLEM])
-    assert (result.out_of_time, result.problems) == (True, [])
+def test_the_budget_of_seconds_ends_the_search_not_the_choice(make, store, monkeypatch):
+    class Clock(Silent):
+        """A clock that goes on by ten seconds a trial."""
 
-    class Slow:
-        def begin(self, problems, settings): ...
-        def problem(self, problem): ...
-        def done(self, result): ...
+        now = 0.0
+
+        def monotonic(self):
+            return self.now
 
         def trial(self, problem, candidate, outcome):
-            import time
+            self.now += 10
 
-            time.sleep(0.05)
-
-    result = make(seconds=0.4, trials=200, progress=Slow()).run([PROBLEM])
-    assert 2 <= result.new_trials <= 12
-    assert len(store.best()) == 1
+    clock = Clock()
+    monkeypatch.setattr("cupyq.tuner.study.time", clock)
+    monkeypatch.setattr("cupyq.tuner.one_problem.time", clock)
+    problems = [PROBLEM, PROBLEM.with_m(64)]
+    result = make(seconds=100, trials=50, progress=clock).run(problems)
+    assert [r.new_trials for r in result.problems] == [5, 5], "an equal share each"
+    assert [row["band"] for row in store.best()] == [16, 64]
+    clock.now = 0.0
+    late = make(seconds=5, trials=50, progress=clock).run([PROBLEM.with_m(1), PROBLEM.with_m(2)])
+    assert (late.out_of_time, [r.problem.m for r in late.problems]) == (True, [1]), "what is begun is finished"
 
 
 def test_the_lower_end_of_the_band_is_checked_once(make, store):

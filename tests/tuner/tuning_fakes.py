@@ -9,7 +9,7 @@ from cupyq.tuner.fake import FakeDevice
 from cupyq.tuner.sampling import Stopping
 
 DEVICE = devices.get("rtx-4090")
-PROBLEM = Problem("w4a16", 16, 4096, 4096)
+PROBLEM = Problem("w4a16", 16, 512, 512)
 QUICK = Stopping(least=5, most=5)
 
 
