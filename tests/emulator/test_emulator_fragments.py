@@ -47,15 +47,10 @@ def c_place(lane: int, i: int) -> tuple[int, int]:
     return (lane >> 2) + (8 if i >= 2 else 0), (lane & 3) * 2 + (i & 1)
 
 
-@pytest.mark.parametrize(("m", "k", "t", "out"), SHAPES)
-def test_mma(m, k, t, out, rng):
-    dtype = TYPES[t]
-    low = 0 if t == "u8" else -8
-    a, b = (rng.integers(low, 8, s).astype(np.float32).astype(dtype) for s in ((m, k), (k, 8)))
-    acc = {"f32": np.float32, "f16": np.float16, "s32": np.int32}[out]
-    c = rng.integers(-50, 50, (m, 8)).astype(acc)
-    a_frag, b_frag = np.zeros((32, m * k // 32), dtype), np.zeros((32, 8 * k // 32), dtype)
-    c_frag = np.zeros((32, m // 4), acc)
+def run_mma(m: int, k: int, t: str, out: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """D = A B + C of one instruction, from whole matrices to fragments and back."""
+    a_frag, b_frag = np.zeros((32, m * k // 32), a.dtype), np.zeros((32, 8 * k // 32), b.dtype)
+    c_frag = np.zeros((32, m // 4), c.dtype)
     for lane in range(32):
         for i in range(a_frag.shape[1]):
             a_frag[lane, i] = a[a_place(m, t, lane, i)]
@@ -81,11 +76,22 @@ def test_mma(m, k, t, out, rng):
     )
     result = np.zeros((32, n), np.uint32)
     emulator.launch(ptx_kernel(body, params=4), "k", 1, 32, [result, *words])
-    want = a.astype(np.float64) @ b.astype(np.float64) + c.astype(np.float64)
-    got = result.view(acc).reshape(32, -1)
+    got, d = result.view(c.dtype).reshape(32, -1), np.empty_like(c)
     for lane in range(32):
         for i in range(got.shape[1]):
-            assert got[lane, i] == acc(want[c_place(lane, i)])
+            d[c_place(lane, i)] = got[lane, i]
+    return d
+
+
+@pytest.mark.parametrize(("m", "k", "t", "out"), SHAPES)
+def test_mma(m, k, t, out, rng):
+    dtype = TYPES[t]
+    low = 0 if t == "u8" else -8
+    a, b = (rng.integers(low, 8, s).astype(np.float32).astype(dtype) for s in ((m, k), (k, 8)))
+    acc = {"f32": np.float32, "f16": np.float16, "s32": np.int32}[out]
+    c = rng.integers(-50, 50, (m, 8)).astype(acc)
+    want = a.astype(np.float64) @ b.astype(np.float64) + c.astype(np.float64)
+    assert np.array_equal(run_mma(m, k, t, out, a, b, c), want.astype(acc))
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 4])
