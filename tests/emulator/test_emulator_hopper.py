@@ -151,3 +151,42 @@ def test_multicast():
     ptx = ptx_kernel(MULTICAST, params=2, shared=".shared .align 128 .b8 tile[128]; .shared .align 8 .b8 bar[8];")
     emulator.launch(ptx, "k", 2, 32, [y, x], cluster=2)
     assert np.array_equal(y, np.stack([x, x]))
+
+
+# Each block fills `mine` and sends it to its neighbour's `tile`, whose barrier counts the bytes.
+SEND = """mov.u32 %r1, %tid.x; mov.u32 %r2, %cluster_ctarank; mov.u32 %r3, tile; mov.u32 %r4, bar; mov.u32 %r5, mine; setp.eq.u32 %p1, %r1, 0;
+mad.lo.u32 %r6, %r1, 4, %r5; mad.lo.u32 %r7, %r2, 100, %r1; st.shared.u32 [%r6], %r7;
+@%p1 mbarrier.init.shared.b64 [%r4], 1; fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta; bar.sync 0;
+@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r4], 128;
+barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+xor.b32 %r8, %r2, 1; mapa.shared::cluster.u32 %r9, %r3, %r8; mapa.shared::cluster.u32 %r10, %r4, %r8;
+SENDING
+AGAIN: mbarrier.try_wait.parity.shared.b64 %p2, [%r4], 0; @!%p2 bra AGAIN;
+mad.lo.u32 %r12, %r1, 4, %r3; ld.shared.u32 %r13, [%r12]; mad.lo.u32 %r14, %r2, 32, %r1; mad.wide.u32 %rd1, %r14, 4, %q0; st.global.u32 [%rd1], %r13;
+barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"""
+WAITING = "AGAIN: mbarrier.try_wait.parity.shared.b64 %p2, [%r4], 0; @!%p2 bra AGAIN;"
+SENDINGS = {
+    "st.async": "mad.lo.u32 %r11, %r1, 4, %r9; st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r11], %r7, [%r10];",
+    "cp.async.bulk": "@%p1 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r9], [%r5], 128, [%r10];",
+}
+
+
+@pytest.mark.parametrize("how", SENDINGS)
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_blocks_of_a_cluster_send_each_other_shared_memory(how, seed):
+    y = np.zeros((2, 32), np.uint32)
+    shared = ".shared .align 128 .b8 tile[128]; .shared .align 128 .b8 mine[128]; .shared .align 8 .b8 bar[8];"
+    ptx = ptx_kernel(SEND.replace("SENDING", SENDINGS[how]), params=1, shared=shared)
+    emulator.launch(ptx, "k", 2, 32, [y], cluster=2, seed=seed)
+    assert np.array_equal(y, [np.arange(32) + 100, np.arange(32)])
+
+
+@pytest.mark.parametrize("how", SENDINGS)
+def test_reading_what_a_neighbour_sends_without_waiting_is_a_fault(how):
+    ptx = ptx_kernel(
+        SEND.replace("SENDING", SENDINGS[how]).replace(WAITING, ""),
+        params=1,
+        shared=".shared .align 128 .b8 tile[128]; .shared .align 128 .b8 mine[128]; .shared .align 8 .b8 bar[8];",
+    )
+    with pytest.raises(emulator.EmulatorFault):
+        emulator.launch(ptx, "k", 2, 32, [np.zeros((2, 32), np.uint32)], cluster=2)
