@@ -42,7 +42,7 @@ class Ahead:
         fresh = 0
         for candidate in candidates:
             key = source_hash(candidate, problem)
-            if key is None or key in self._given:
+            if candidate.config is None or key in self._given:
                 continue
             try:
                 self._given[key] = self._started().submit(_compile, candidate.config, problem, self.arch)
