@@ -107,6 +107,8 @@ class Counters:
         Bytes of distinct 32-byte sectors of global memory touched: what must come from DRAM at least once.
     barriers : int
         Barriers passed, one for each warp that waited.
+    divergent : int
+        Warp instructions that a part of the warp's lanes ran while the others were elsewhere or had ended.
     warps, blocks : int
         Launched.
     """
@@ -117,7 +119,7 @@ class Counters:
         self._started = np.zeros(n + 1, np.int64)
         self.by_instruction: dict[str, np.ndarray] = {
             name: np.zeros(n, np.int64)
-            for name in ("requests", "sectors", "ideal_sectors", "wavefronts", "conflicts", "bytes", "barriers")
+            for name in ("requests", "sectors", "ideal_sectors", "wavefronts", "conflicts", "bytes", "barriers", "divergent")
         }
         self.warps = self.blocks = 0
         self.dram_bytes = 0
@@ -209,11 +211,17 @@ class Counters:
     def barriers(self) -> int:
         return int(self.by_instruction["barriers"].sum())
 
+    @property
+    def divergent(self) -> int:
+        """Warp instructions that a part of the warp's lanes ran while the others were elsewhere or had ended."""
+        return int(self.by_instruction["divergent"].sum())
+
     def rows(self) -> list[tuple[str, str, int]]:
         """Everything as rows (group, name, count)."""
         out: list[tuple[str, str, int]] = [("launch", "blocks", self.blocks), ("launch", "warps", self.warps)]
         out.append(("instructions", "total", self.total_instructions))
         out += [("instructions", k, v) for k, v in self.instructions.items()]
+        out.append(("instructions", "divergent (of the total)", self.divergent))
         out += [("tensor", k, v) for k, v in self.mma.items()]
         for name in (
             "global_requests",

@@ -256,6 +256,10 @@ class Machine(Barriers):
                 done -= 1
             if done:
                 counters.run(pc, pc + done, g.n)
+                if g.mask is not None:
+                    partial = int((~g.mask.all(1)).sum())
+                    if partial:
+                        counters.by_instruction["divergent"][pc : pc + done] += partial
             if g.rows is not None:
                 g.flush()
             if self.uniform is not None:

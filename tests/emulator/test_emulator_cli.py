@@ -141,3 +141,16 @@ def test_device_functions_are_expanded():
     emulator.launch(cuda_to_ptx(source), "k", 1, 32, [y, np.int32(5)])
     t = np.arange(32)
     assert np.array_equal(y, t * 10 + 3 * t * (t - 1) // 2)
+
+
+def test_divergence_counts_what_a_part_of_a_warp_runs():
+    # Five lanes of each of two warps take a loop of 3 instructions 4 times; nothing else diverges.
+    body = """mov.u32 %r1, %laneid; mov.u32 %r2, 0; setp.ge.u32 %p1, %r1, 5; @%p1 bra OUT;
+    IN: add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 4; @%p2 bra IN;
+    OUT: mov.u32 %r3, %tid.x; mad.wide.u32 %rd1, %r3, 4, %q0; st.global.u32 [%rd1], %r2;"""
+    y = np.zeros(64, np.uint32)
+    counters = emulator.launch(ptx_kernel(body, params=1), "k", 1, 64, [y]).counters
+    assert y.tolist() == ([4] * 5 + [0] * 27) * 2
+    assert counters.divergent == 2 * 3 * 4
+    straight = emulator.launch(ptx_kernel(body.replace("@%p1", "@!%p1"), params=1), "k", 1, 5, [y[:5].copy()]).counters
+    assert straight.divergent == straight.total_instructions  # a block of 5 threads: 27 lanes were never there
