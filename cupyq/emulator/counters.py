@@ -119,7 +119,16 @@ class Counters:
         self._started = np.zeros(n + 1, np.int64)
         self.by_instruction: dict[str, np.ndarray] = {
             name: np.zeros(n, np.int64)
-            for name in ("requests", "sectors", "ideal_sectors", "wavefronts", "conflicts", "bytes", "barriers", "divergent")
+            for name in (
+                "requests",
+                "sectors",
+                "ideal_sectors",
+                "wavefronts",
+                "conflicts",
+                "bytes",
+                "barriers",
+                "divergent",
+            )
         }
         self.warps = self.blocks = 0
         self.dram_bytes = 0
