@@ -39,6 +39,9 @@ else
 NOT_GPU := gpu or not gpu
 endif
 
+KERNEL_TESTS := tests/test_w4a16_mma.py tests/test_w8a8_mma.py tests/test_quantize_activations.py tests/test_dequant.py \
+	tests/test_pack.py
+
 MODEL   ?= minilm
 TUNE_DB ?= tuning.db
 
@@ -48,10 +51,10 @@ TEST_STAMP := $(VENV)/.cupyq-test
 LINT_STAMP := $(VENV)/.cupyq-lint
 DOCS_STAMP := $(VENV)/.cupyq-docs
 
-.PHONY: help tune test test-all lint format docs bench bench-static doctor clean distclean
+.PHONY: help tune test test-all test-schedules lint format docs bench bench-static doctor clean distclean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 tune: $(RUN_STAMP)  ## tune a model's layers into tuning.db (MODEL=llama-3-8b, DEVICE=h100-sxm, TUNE_DB=file, ARGS=...)
 	@$(PY) -m cupyq.tune $(if $(DEVICE),--device $(DEVICE)) --model $(MODEL) --db $(TUNE_DB) $(ARGS)
@@ -61,6 +64,11 @@ test: $(TEST_STAMP)  ## all tests but the slow ones (and the GPU's where there i
 
 test-all: $(TEST_STAMP)  ## every test that this machine can run
 	@$(PY) -m pytest -n $(JOBS) -m "$(NOT_GPU)" $(ARGS)
+
+test-schedules: $(TEST_STAMP)  ## every kernel test in five shuffled schedules of the emulator
+	@for seed in 1 2 3 4 5; do \
+		echo "schedule $$seed"; CUPYQ_TEST_SEED=$$seed $(PY) -m pytest -q -n $(JOBS) -m "not slow and ($(NOT_GPU))" $(KERNEL_TESTS) $(ARGS) || exit 1; \
+	done
 
 lint: $(LINT_STAMP)  ## ruff, mypy and clang-format, changing nothing
 	@$(PY) -m ruff check --output-format concise .
