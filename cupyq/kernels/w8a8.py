@@ -275,12 +275,13 @@ def candidates(prob: Problem) -> Iterator[W8A8Config]:
                 yield W8A8Config(block_m, warp_tokens, strips, warps_n, warps_k, warp_k, stages, split_k, promote_k)
 
 
-def default(prob: Problem, device: Target, sms: int) -> W8A8Config:
+def default(prob: Problem, device: Target, sms: int, fused: bool | None = None) -> W8A8Config:
     """Return the config used when nothing is tuned: the shape of tile by M, then the split that fills the SMs.
 
     Where the tensor cores sum 8-bit floats themselves, 256 k at most go without an fp32 addition. On 9.x and 10.x
     mma.sync has none: ptxas widens them to 16 bits.
     """
+    del fused
     shapes: tuple[tuple[int, int, int, int, int, int, int], ...] = (
         (128, 64, 4, 2, 1, 128, 3),
         (128, 64, 4, 2, 1, 64, 3),
