@@ -19,6 +19,7 @@ from cupyq.kernels.problem import OPS
 from cupyq.tuner import display, quality, samplers, study, workloads
 from cupyq.tuner.one_problem import Settings
 from cupyq.tuner.predicted import PredictedObjective, ranking
+from cupyq.tuner.shared import Storage
 from cupyq.tuner.verify import Verifier
 
 
@@ -42,6 +43,7 @@ from cupyq.tuner.verify import Verifier
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the sampler and of the verifier's inputs.")
 @click.option("--verify/--no-verify", default=True, show_default=True, help="Check winners against the reference.")
 @click.option("--db", "path", type=click.Path(path_type=Path), metavar="PATH", help="The database; default $CUPYQ_DB.")
+@click.option("--storage", metavar="URL", help="Share the work with other machines: postgresql://USER@HOST/DATABASE.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON, and nothing else, on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 def cli(**options: Any) -> None:
@@ -55,12 +57,17 @@ def cli(**options: Any) -> None:
     errors = {} if given is None else given.errors(problems)
     settings = Settings(options["trials"], options["sampler"], options["seed"], options["verify"])
     console = _console(options)
-    with db.open(options["path"]) as store, _progress(console, len(fleet)) as progress:
+    with (
+        _storage(options["storage"]) as storage,
+        db.open(options["path"]) as store,
+        _progress(console, len(fleet)) as progress,
+    ):
 
         def make(device: DeviceSpec) -> study.Tuner:
             tuner = _tuner(store, device, settings, options, progress)
             tuner.quantization_errors = errors
             tuner.weights = None if given is None else given.name
+            tuner.storage = storage
             return tuner
 
         if len(fleet) == 1:
@@ -107,6 +114,15 @@ def _tuner(
     return study.Tuner(
         store, device, worker, worker, rank, settings, options["seconds"], progress, ahead=Ahead(device.arch)
     )
+
+
+@contextlib.contextmanager
+def _storage(url: str | None) -> Iterator[Storage | None]:
+    if url is None:
+        yield None
+        return
+    with contextlib.closing(Storage(url)) as storage:
+        yield storage
 
 
 def _fleet(options: dict[str, Any]) -> list[DeviceSpec]:
