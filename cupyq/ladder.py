@@ -124,7 +124,7 @@ def climb_down(problem: Problem, device: DeviceSpec) -> Choice:
 
 def _ladder(problem: Problem, device: DeviceSpec) -> Iterator[tuple[str, _Pick | None, str]]:
     """Yield (rung, what it offers or None, why) in order; stops being asked at the first offer."""
-    row, near, trouble = rows.find(problem, device)
+    row, trouble = rows.find(problem, device)
     pick, why = _use(row, problem, device)
     measured = row is not None and row.source == "measured"
     exact = {
@@ -134,7 +134,7 @@ def _ladder(problem: Problem, device: DeviceSpec) -> Iterator[tuple[str, _Pick |
     }
     none = trouble or "none in the database"
     yield (EXACT, pick, why) if exact[EXACT] else (EXACT, None, f"stale: {row.stale_because}" if exact[STALE] else none)
-    yield (NEAREST, *_nearest(near, problem, device, trouble))
+    yield (NEAREST, *_nearest(problem, device, trouble))
     yield (STALE, pick, f"{why}; changed since: {row.stale_because}") if exact[STALE] else (STALE, None, none)
     changed = f"; changed since: {row.stale_because}" if row is not None and row.stale else ""
     yield (PREDICTED, pick, why + changed) if exact[PREDICTED] else (PREDICTED, None, none)
@@ -166,8 +166,9 @@ def _refusal(config: kernels.Config, path: str, problem: Problem, device: Device
     return reason
 
 
-def _nearest(near: list[Any], problem: Problem, device: DeviceSpec, trouble: str | None) -> tuple[_Pick | None, str]:
+def _nearest(problem: Problem, device: DeviceSpec, trouble: str | None) -> tuple[_Pick | None, str]:
     refused = ""
+    near, fault = rows.near(problem, device) if trouble is None else ([], None)
     for row in near:
         where = f"N={row.n}, K={row.k}, M={row.m}, {row.distance:.2g} octaves away"
         if row.distance > MAX_DISTANCE:
@@ -176,7 +177,7 @@ def _nearest(near: list[Any], problem: Problem, device: DeviceSpec, trouble: str
         if pick is not None:
             return _Pick(pick.path, pick.config, None, row), f"{where}: {why}"
         refused = f"{where}: {why}"
-    return None, refused or trouble or "none in the database"
+    return None, refused or trouble or fault or "none in the database"
 
 
 def shortlist(problem: Problem, device: DeviceSpec) -> list[tuple[str, kernels.Config]]:

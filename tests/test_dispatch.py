@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import warnings
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 import cupyq
-from cupyq import db, devices, dispatch, kernels
+from cupyq import bands, db, devices, dispatch, kernels
 from cupyq.errors import ArgumentError, IllegalConfig, NoDevice, NotInstalled, ShapeError, UnknownDevice
 from cupyq.kernels import DequantConfig, Problem, W4A16Config, W8A8Config
 
@@ -347,11 +346,10 @@ def ship(tmp_path, monkeypatch):
     folder = tmp_path / "presets"
     folder.mkdir()
     monkeypatch.setattr("cupyq.db.presets.folder", lambda: folder)
-    with db.open(":memory:") as store:
-        fields = {"source": "predicted", "time_us": 9.0, "verified": True}
-        store.add_trial(device=DEVICE, problem=PROBLEM, config=SLOW, **fields)
-        lines = [json.dumps(line) for line in store.export()]
-    (folder / f"{DEVICE.name}.jsonl").write_text("\n".join(lines) + "\n")
+    preset = db.presets.Writing(DEVICE.name, {})
+    of_band = [(kernels.to_dict(SLOW), kernels.source_hash(SLOW, PROBLEM), 9.0)]
+    preset.add(PROBLEM, [of_band if band == 16 else [] for band in bands.ends()])
+    (folder / f"{DEVICE.name}.jsonl").write_text(preset.text())
 
 
 def test_a_preset_answers_before_there_is_a_database(path, ship, recwarn):
@@ -362,7 +360,7 @@ def test_a_preset_answers_before_there_is_a_database(path, ship, recwarn):
     assert not recwarn.list
     lines = str(cupyq.explain(16, PROBLEM, DEVICE)).splitlines()
     assert "from    exact predicted row, 9 us predicted, preset" in lines
-    assert any(line.startswith("> 4. exact predicted row: 9 us predicted at M=16, a preset, trial ") for line in lines)
+    assert any(line.startswith("> 4. exact predicted row: 9 us predicted at M=16, a preset") for line in lines)
 
 
 def test_a_database_that_appears_is_seen_by_the_next_problem(path, ship):
