@@ -378,10 +378,9 @@ class ProblemTuner:
         self.recorder.judged(row, verification)
         if verification.ok:
             return Choice(candidate, entry.outcome, verification, row)
-        if (
-            self._search_rows.get(candidate.key, row) != row
-        ):  # nor may its first look bring it back when the run is resumed
-            self.recorder.judged(self._search_rows[candidate.key], verification)
+        first = self._search_rows.get(candidate.key, row)
+        if first != row:  # nor may its first look bring it back when the run is resumed
+            self.recorder.judged(first, verification)
         self.result.rejected.append((candidate, verification))
         self.looks[candidate.key] = (candidate, entry.outcome.failed(verification.reason or "wrong"))
         return None
