@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cupyq import devices
@@ -53,8 +53,8 @@ class Question:
             [device_sql, "t.path IN (SELECT value FROM json_each(:paths))", *(f"p.{name} = :{name}" for name in kind)]
         )
 
-    def rows(self, db: Executes, place: tuple[int, int, int], more: str = "") -> list[dict[str, Any]]:
-        """Return the usable rows of one (n, k, band), best first as far as that can be said without judging them."""
+    def rows(self, db: Executes, place: tuple[int, int, int], more: str = "") -> Iterator[dict[str, Any]]:
+        """Yield the usable rows of one (n, k, band), best first as far as that can be said without judging them."""
         sql = f"{_ROWS} AND p.n = :n AND p.k = :k AND p.band = :band AND {self.condition} {more} {_ORDER}"
         n, k, band = place
         return _dicts(db.execute(sql, {**self.parameters, "n": n, "k": k, "band": band}))
@@ -78,9 +78,9 @@ def _device_condition(spec: Any) -> tuple[str, dict[str, Any]]:
     return f"({' OR '.join(terms)})", parameters
 
 
-def _dicts(cursor: Any) -> list[dict[str, Any]]:
+def _dicts(cursor: Any) -> Iterator[dict[str, Any]]:
     names = [column[0] for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor]
+    return (dict(zip(names, row, strict=True)) for row in cursor)
 
 
 def exact(db: Executes, asked: Question, judge: Judge) -> Found | None:
