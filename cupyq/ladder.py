@@ -22,6 +22,7 @@ from . import kernels, rows
 from .devices import DeviceSpec
 from .errors import CupyqError
 from .kernels import Problem, dequant, quantize_activations
+from .kernels.w8a8 import FUSED_M
 
 EXACT = "exact measured row"
 NEAREST = "nearest measured row"
@@ -185,6 +186,10 @@ def shortlist(problem: Problem, device: DeviceSpec) -> list[tuple[str, kernels.C
     pairs: list[tuple[str, kernels.Config]] = [("fused", kernels.default(problem, device))]
     if problem.weight_only:
         pairs.append(("dequant", dequant.default(problem)))
+    elif problem.m <= FUSED_M:  # activations quantized in the kernel, or in a launch before it
+        for fused in (False, True):
+            pair = ("fused", kernels.default(problem, device, fused=fused))
+            pairs += [pair] if pair not in pairs else []
     return [(path, config) for path, config in pairs if kernels.check(config, problem, device) is None]
 
 
@@ -202,14 +207,23 @@ def _predicted(problem: Problem, device: DeviceSpec) -> tuple[_Pick | None, str]
     if not times:
         return None, "no kernel to ask about"
     times.sort(key=lambda item: item[0])
-    said = ", ".join(f"{path} {time_us:.4g} us" for time_us, path, _ in times)
+    said = ", ".join(f"{_named(path, config)} {time_us:.4g} us" for time_us, path, config in times)
     time_us, path, config = times[0]
     return _Pick(path, config, time_us), f"predicted at M={problem.m}: {said}"
 
 
+def _named(path: str, config: kernels.Config) -> str:
+    """Return a path's name; of W8A8 both kinds are on the shortlist."""
+    if not isinstance(config, kernels.W8A8Config):
+        return path
+    return "one launch" if config.fused else "two launches"
+
+
 def _default(problem: Problem, device: DeviceSpec) -> tuple[_Pick, str]:
     config = kernels.default(problem, device)
-    reason = device.refusal or kernels.check(config, problem, device) or _helper_reason(problem, device)
+    reason = device.refusal or kernels.check(config, problem, device)
+    if reason is None and not getattr(config, "fused", False):
+        reason = _helper_reason(problem, device)
     if reason is None:
         return _Pick("fused", config, None), "the kernels' own choice for this shape and device"
     return _Pick("dense", None, None), f"no kernel runs here ({reason}); weights are dequantized by CuPy"

@@ -371,7 +371,7 @@ class Launcher:
     def _bind8(self, cfg: Any) -> Callable[[Array, Array, Array | None, Array | None, Array | None], None]:
         """Return what multiplies with the W8A8 kernel."""
         problem, rule = self.problem, self.qw.activations
-        if cfg.fused and rule.dynamic:
+        if cfg.fused:
             self._fused = _Fused(cfg, problem, self.qw, self._has_bias)
             return self._by_one_kernel
         self._quantize = _Quantize(problem, rule, self.qw.packed)

@@ -393,7 +393,7 @@ def bound(
     - weights scaled in 16 bits before the product: ``v A`` with v the unit roundoff of `dtype`, and half of its
       smallest step for each \\|x\\|.
     - fp8 tensor cores that keep fewer bits (about 14 on Hopper and Ada) and hand over to float32 every `promote_k`,
-      an instruction for each 32 k: ``promote_k / 32 * 2**(1 - accumulator_bits) * A``. A model, not a theorem.
+      an instruction for each 32 k: ``ceil(promote_k / 32) * 2**(1 - accumulator_bits) * A``. A model, not a theorem.
     - bias, one float32 addition: ``u (|y| + |bias|)``.
     - rounding of the result to `dtype`: ``v |y|``, at least half of its smallest step.
 
@@ -408,7 +408,8 @@ def bound(
     accumulator_bits : int
         Significant bits of fp8 accumulators within `promote_k`: 24, or 14 on GPUs that keep no more.
     promote_k : int
-        k summed in an fp8 accumulator of fewer bits.
+        k summed in an fp8 accumulator of fewer bits before float32 takes over (`W8A8Config.tensor_k` of a config); 0,
+        or more than K, is all of K.
     likely : bool
         Replace K in gamma by ``8 sqrt(K)``: what rounding errors of mean zero stay under with overwhelming
         probability (Higham and Mary, 2019). For data of random signs; catches far smaller faults.
@@ -427,7 +428,8 @@ def bound(
         steps = (min(8 * np.sqrt(qw.k), qw.k) if likely else qw.k) + 16
         error = steps * u / (1 - steps * u) * size
         if qw.scheme in FP8_SCHEMES and accumulator_bits < 24:
-            error += promote_k / 32 * 2.0 ** (1 - accumulator_bits) * size
+            summed = min(promote_k, qw.k) if promote_k else qw.k
+            error += -(-summed // 32) * 2.0 ** (1 - accumulator_bits) * size
         if scaled_weights:
             reach = np.abs(x.reshape(-1, qw.k).astype(np.float64)).sum(axis=1).reshape(*x.shape[:-1], 1)
             error += v * size + step / 2 * reach

@@ -186,6 +186,30 @@ def test_a_config_that_is_illegal_for_the_real_m_is_not_used(path):
     assert choice.rungs[0].verdict.endswith(reason)
 
 
+@pytest.mark.parametrize(("m", "kind"), [(1, "one launch"), (16, "two launches"), (512, "two launches")])
+def test_activations_are_quantized_where_that_is_predicted_to_be_faster(m, kind):
+    choice = choose(Problem("w8a8-int8", m, 4096, 4096))
+    assert choice.config.fused == (kind == "one launch")
+    verdict = choice.rungs[-1].verdict
+    times = {name: float(t) for name, t in re.findall(r"(one launch|two launches) ([0-9.]+) us", verdict)}
+    assert min(times, key=times.get) == kind
+    assert len(times) == (1 if m > 32 else 2)
+
+
+def test_scales_of_blocks_are_looked_up_like_any_other(path):
+    problem = Problem("w8a8-fp8-block", 16, 4096, 4096)
+    ada = devices.get("l4")
+    config = kernels.default(problem, ada)
+    add(path, problem, config, ada)
+    choice = choose(problem, ada)
+    assert (choice.rung, choice.config) == (dispatch.EXACT, config)
+    told = str(cupyq.explain(16, problem, "l4"))
+    assert "w8a8-fp8-block, K=4096, N=4096" in told
+    near = choose(Problem("w8a8-fp8-block", 16, 4096, 5120), ada)
+    assert near.rung == dispatch.NEAREST
+    assert "--op w8a8-fp8-block" in dispatch.tune_command(problem, ada)
+
+
 @pytest.mark.parametrize(("name", "op"), [("a100-sxm", "w8a8-fp8"), ("mi300x", "w4a16"), ("mi300x", "w8a8-int8")])
 def test_where_no_kernel_runs_cupy_multiplies(name, op):
     choice = choose(Problem(op, 16, 4096, 4096), devices.get(name))
