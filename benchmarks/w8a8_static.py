@@ -54,9 +54,8 @@ def measure(op: str, arch: str, cfg: W8A8Config) -> dict[str, object]:
     return {
         "sass": machine.overhead,
         "ptx": (loop["instructions"] - loop["tensor"]) / loop["tensor"],
-        # Epilogue excluded: it stores what the loop summed, and its padding is its own.
-        "conflicts": sum(counters.shared_conflicts.get(kind, 0) for kind in ("load", "async")),
-        "sectors": counters.global_sectors["async"] / counters.global_ideal_sectors["async"],
+        "conflicts": sum(counters.shared_conflicts.values()),
+        "sectors": sum(counters.global_sectors.values()) / sum(counters.global_ideal_sectors.values()),
         "registers": compiled.registers,
         "spills": compiled.spill_bytes,
     }

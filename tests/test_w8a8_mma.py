@@ -244,7 +244,7 @@ def test_scales_of_blocks_go_from_kernel_to_kernel_uncopied():
     [
         (3, 72, 200, W8A8Config(8, 8, 1, 2, 2, 64, 3, fused=True)),
         (17, 40, 1100, W8A8Config(16, 16, 2, 2, 1, 64, 2, 3, fused=True)),
-        (70, 72, 515, W8A8Config(64, 32, 2, 2, 1, 64, 3, fused=True)),
+        (35, 72, 515, W8A8Config(16, 16, 2, 2, 1, 64, 3, fused=True)),
     ],
 )
 def test_fused_quantization_equals_two_launches(op, m, n, k, cfg):
@@ -326,8 +326,8 @@ def test_main_loop_is_lean(op, arch, cfg, bar):
     assert machine.tensor >= 32
     assert machine.overhead <= bar
     assert run.compiled.spill_bytes == 0
-    assert not any(run.counters.shared_conflicts.get(kind) for kind in ("load", "async"))
-    assert run.counters.global_sectors["async"] == run.counters.global_ideal_sectors["async"]
+    assert not any(run.counters.shared_conflicts.values())
+    assert run.counters.global_sectors == run.counters.global_ideal_sectors
 
 
 @pytest.mark.parametrize(("m", "bar"), [(4096, 1.6), (64, 2.5)])

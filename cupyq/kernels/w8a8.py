@@ -37,9 +37,10 @@ STAGES = (2, 3, 4, 5, 6)
 SPLIT_K = (1, 2, 3, 4, 6, 8, 12, 16)
 
 PROMOTE_K = (0, 64, 128, 256, 512)
-FUSED_BLOCK_M = (8, 16, 32, 64)
-FUSED_M = 32
-"""Tokens up to which configs that quantize activations themselves are looked at."""
+FUSED_BLOCK_M = (8, 16)
+FUSED_M = 16
+"""Tokens up to which configs that quantize activations themselves are looked at: each CTA does so for all tokens of its
+tile, one after the other, while a launch of its own does it once, side by side."""
 
 SAFE_K = LONGEST_INT8_K
 """Longest K of int8: 131,072 products of -128..127 fit int32 (`weights.pack` refuses the one column that would not)."""
@@ -126,12 +127,14 @@ class W8A8Config(Config):
         return ceil_div(rows * self.block_k, 128) * 128
 
     def shared_bytes(self, prob: Problem) -> int:
-        """Dynamic shared memory of a CTA: the pipeline's or, if larger, the epilogue's."""
+        """Dynamic shared memory of a CTA: scales, and the pipeline's or, if larger, the epilogue's."""
         epilogue = self.warps_k * self.block_m * (self.block_n + 4) * 4 + 16
-        if not self.fused:
-            return max(self.stages * self.stage_bytes(), epilogue)
-        codes = ceil_div(self.k_tiles(prob), self.split_k) * self.block_m * self.block_k
-        return ceil_div(8 * self.block_m, 128) * 128 + max(self.stages * self.stage_bytes() + codes, epilogue)
+        places = ceil_div(max(self.block_n // 4 - 8, 0), 32) * 32 + 8
+        front = 0 if prob.op == "w8a8-fp8-block" else ceil_div(8 * (self.block_m + 4 * places), 128) * 128
+        codes = 0
+        if self.fused:
+            codes = ceil_div(self.k_tiles(prob), self.split_k) * self.block_m * self.block_k
+        return front + max(self.stages * self.stage_bytes() + codes, epilogue)
 
     def prologue(self, prob: Problem) -> tuple[float, float]:
         """Return (clocks, warp instructions) that a fused CTA quantizes its tokens in, before its main loop.
@@ -318,7 +321,7 @@ def candidates(prob: Problem) -> Iterator[W8A8Config]:
             STRIPS, WARPS, WARPS, WARP_K, STAGES, SPLIT_K, promote
         ):
             if 2 <= block_m // warp_tokens * warps_n * warps_k <= 8:
-                for fused in (False, True) if few and block_m <= FUSED_M else (False,):
+                for fused in (False, True) if few and block_m in FUSED_BLOCK_M else (False,):
                     yield W8A8Config(
                         block_m, warp_tokens, strips, warps_n, warps_k, warp_k, stages, split_k, promote_k, fused
                     )
