@@ -123,6 +123,11 @@ def test_scales_neither_overflow_nor_vanish_on_the_way(x_scale, w_scale):
     assert abs(run.out.astype(np.float64) / want - 1).max() < 2.0**-8
 
 
+def test_bfloat16_is_refused_on_turing():
+    prob = Problem("w8a8-int8", 1, 16, 64, dtype="bfloat16")
+    assert "bfloat16 needs compute capability 8.0" in kernels.check(SMALL, prob, "sm_75")
+
+
 def test_a_k_whose_sum_could_overflow_is_refused():
     assert "overflow" in kernels.check(SMALL, Problem("w8a8-int8", 1, 16, 131_073), "sm_80")
     assert kernels.check(SMALL, Problem("w8a8-int8", 1, 16, 131_072), "sm_80") is None

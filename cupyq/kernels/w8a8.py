@@ -198,6 +198,9 @@ class W8A8Config(Config):
         if device.cc < least:
             yield needs_cc(prob.op, least, device)
             return
+        if device.cc < (8, 0) and prob.dtype == "bfloat16":
+            yield needs_cc("bfloat16", (8, 0), device) + "; float16 runs here"
+            return
         illegal = [
             reason for field, accepted in _FIELDS.items() for reason in choice(field, getattr(self, field), accepted)
         ]
