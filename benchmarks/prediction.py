@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -235,8 +236,7 @@ def rotations() -> list[tuple[str, ...]]:
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Regret:
+class Regret(NamedTuple):
     """How far a choice by the closed form is from the best of all legal configs, by the full model, of one problem.
 
     The closed form estimates registers; the full model compiles a kernel and takes its registers and spills.
