@@ -33,7 +33,7 @@ DEVICES = (
 )  # fmt: skip
 CROSSOVER = (
     "device", "op", "dtype", "k", "n", "group_size", "symmetric", "source", "crossover", "winner", "fused_us",
-    "other_us", "first_band", "last_band", "bands", "stale",
+    "other_us", "against", "ideal", "first_band", "last_band", "bands", "stale",
 )  # fmt: skip
 PARETO = (
     "device", "dtype", "k", "n", "band", "weights", "op", "group_size", "symmetric", "path", "time_us",
@@ -221,13 +221,14 @@ def devices(path: Path | None, fmt: str | None) -> None:
 
 @cli.command()
 @filter_options
+@click.option("--presets", is_flag=True, help="Also from the predictions that cupyq ships, where the file has no row.")
 @limit_option
 @output.output_options
 @database_option
-def crossover(path: Path | None, fmt: str | None, limit: int | None, **narrow: Any) -> None:
-    """Print from which band on another path beats the fused kernel."""
+def crossover(path: Path | None, fmt: str | None, presets: bool, limit: int | None, **narrow: Any) -> None:
+    """Print from which band on others beat the fused kernel, and from which batch on the roofline lets them."""
     with _reading(path) as store:
-        rows = store.crossover(_filters(**narrow, limit=limit))
+        rows = store.crossover(_filters(**narrow, limit=limit), presets=presets)
     output.show(rows, fmt, CROSSOVER, "crossover")
 
 

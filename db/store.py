@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cupyq.db import exchange, housekeeping, place, queries
+from cupyq.db import crossing, exchange, housekeeping, place, queries
 from cupyq.db.environment import Environment
 from cupyq.db.queries import Filters
 from cupyq.db.reader import DatabaseWarning, open_or_none
@@ -107,10 +107,20 @@ class Store(Writer):
         with self.reading() as db:
             return queries.devices(db)
 
-    def crossover(self, filters: Filters | None = None, **named: Any) -> list[dict[str, Any]]:
-        """Return, per device and weights' shape, the band from which another path beats the fused kernel."""
+    def crossover(self, filters: Filters | None = None, *, presets: bool = False, **named: Any) -> list[dict[str, Any]]:
+        """Return, per device and weights' shape, the band from which others beat the fused kernel; see `crossing`.
+
+        With `presets`, also from the presets that cupyq ships, where the file has no row for the same key.
+        """
+        filters = _filters(filters, named)
         with self.reading() as db:
-            return queries.crossover(db, _filters(filters, named), self._judged(db))
+            rows = crossing.crossover(db, filters, self._judged(db))
+        if not presets or not self._presets:
+            return rows
+        from cupyq.db import preset_rows
+
+        pairs = crossing.of_presets(filters, preset_rows.curves(filters, self._generates))
+        return queries.beside(rows, crossing.crossings(pairs), filters.limit, crossing.KEY)
 
     def pareto(self, filters: Filters | None = None, **named: Any) -> list[dict[str, Any]]:
         """Return, per device, shape and band, the group sizes that no other beats in both time and error."""

@@ -7,6 +7,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
+import cupyq.db
 from cupyq import bands, devices, kernels, predictor
 from cupyq.db import checking, cli, making, presets, searching
 from cupyq.errors import UnknownDevice, VerificationError
@@ -75,6 +76,17 @@ def test_a_preset_beats_what_dispatch_would_do_without_it(made):
         problem = Problem("w4a16", 16 if config is default[0] else 256, 512, 1024)
         chosen = maker.best(problem)
         assert chosen[1] <= making.full_model(config, problem, H100, kernel) * (1 + 2 * making.TIE)
+
+
+def test_crossover_of_presets(shipped, tmp_path):
+    with cupyq.db.open(tmp_path / "t.db") as store:
+        four, eight = store.crossover(presets=True, device="h100-sxm")
+        assert store.crossover() == []
+        assert store.crossover(presets=True, device="h100-sxm", op="w8a8-int8") == [eight]
+        assert len(store.best(presets=True, band=16)) == 2
+    assert (four["op"], four["source"], four["bands"], four["stale"]) == ("w4a16", "predicted", 15, False)
+    assert four["against"].keys() == {"dequant", "fp16", "w8a8-int8"}
+    assert (eight["op"], list(eight["against"])) == ("w8a8-int8", ["fp16"])
 
 
 def test_the_header_says_what_the_file_was_made_from(shipped):
