@@ -8,13 +8,11 @@ otherwise, and is listed under `against` alone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
 from typing import Any
 
 from cupyq import roofline
-from cupyq.db import views
+from cupyq.db import identity, views
 from cupyq.db.queries import Filters
 from cupyq.db.schema import Executes
 from cupyq.devices import DeviceSpec
@@ -86,7 +84,7 @@ def _crossing(key: Mapping[str, Any], pairs: list[Mapping[str, Any]]) -> dict[st
     rivals = sorted({pair["rival"] for pair in pairs})
     beaten = [pair for pair in pairs if pair["other_us"] < pair["fused_us"]]
     first = next((pair for pair in beaten if pair["rival"] in _SAME_WEIGHTS), None)
-    spec = spec_of(pairs[0]["spec"])
+    spec = identity.spec_of(pairs[0]["spec"])
     return {
         **{name: bool(key[name]) if name == "symmetric" else key[name] for name in KEY},
         "crossover": first["band"] if first else None,
@@ -112,17 +110,6 @@ def ideal(rival: str, op: str, device: DeviceSpec) -> float | None:
     if op not in WEIGHT_ONLY or rival == "dequant" or not device.dram_gbps:
         return None
     return round(roofline.ridge_batch(device, 16 if rival == "fp16" else 8), 1)
-
-
-def spec_of(spec: str | Mapping[str, Any] | None) -> DeviceSpec | None:
-    """Return the DeviceSpec whose fields table `device` keeps as JSON; None where a cupyq of another age wrote it."""
-    try:
-        values = json.loads(spec) if isinstance(spec, str) else dict(spec or {})
-        known = {field.name for field in fields(DeviceSpec)} - {"live", "ordinal", "unsure"}
-        kept = {name: value for name, value in values.items() if name in known}
-        return DeviceSpec(**{**kept, "cc": tuple(kept["cc"])})
-    except (ValueError, TypeError, LookupError):
-        return None
 
 
 def of_presets(filters: Filters, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cupyq.db import crossing, exchange, housekeeping, place, queries
+from cupyq.db import crossing, exchange, housekeeping, place, queries, views
 from cupyq.db.environment import Environment
 from cupyq.db.queries import Filters
 from cupyq.db.reader import DatabaseWarning, open_or_none
@@ -96,6 +96,12 @@ class Store(Writer):
         """Return every trial that passes the filters, newest first, with its device and problem."""
         with self.reading() as db:
             return queries.trials(db, _filters(filters, named))
+
+    def stale(self) -> dict[int, str]:
+        """Return the ids of stale trials, and what makes each stale."""
+        with self.reading() as db:
+            sql = views.judged("SELECT trial_id, stale_because FROM eligible WHERE stale")
+            return dict(db.execute(sql, self._judged(db)).fetchall())
 
     def candidates(self, filters: Filters, only_best: bool = False) -> list[dict[str, Any]]:
         """Return complete trials that ran a kernel of ours, oldest first, with `spec` of the device, for checking."""
