@@ -52,7 +52,9 @@ def spec_of(spec: Any) -> DeviceSpec | None:
     known = {field.name for field in dataclasses.fields(DeviceSpec)} - _NOT_OF_THE_KIND
     try:
         values = json.loads(spec) if isinstance(spec, str) else dict(spec or {})
-        kept = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in known}
+        kept: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in known
+        }
         return DeviceSpec(**kept)
     except (CupyqError, LookupError, TypeError, ValueError):
         return None
