@@ -305,6 +305,11 @@ struct W8A8 {
         const float* token_scales = a.x_scales + m0 + warp_m * kWarpTokens + 2 * (lane & 3);
         const float* block_scales =
             a.weight_scales + static_cast<long long>(min(n0 / 16 + warp_n * kStrips, last_strip)) * groups * 16;
+        // Where every stage has blocks of its own, all of them within K, they are walked along.
+        constexpr bool kWalks = kBlockK % 128 == 0 && (kWhole || kBlockK == 128);
+        const int group0 = (k0 + warp_k * kWarpK) / 128;
+        const float* block_at = block_scales + group0 * 16;
+        const float* token_at = token_scales + static_cast<long long>(group0) * a.scale_stride;
         float scale[kBlockScales ? kTokens : 1][2], block_scale = 1.0f;
 
         const auto promote = [&] {
@@ -339,13 +344,20 @@ struct W8A8 {
             if (more) fetch_stage(free_slot);
             copy_async_commit();
             if constexpr (kBlockScales) {  // used after the stage's products, which hide the latency
-                const int group = min((stage * kBlockK + warp_k * kWarpK) / 128, groups - 1);
-                block_scale = block_scales[group * 16];
+                if constexpr (!kWalks) {
+                    const int group = min((stage * kBlockK + warp_k * kWarpK) / 128, groups - 1);
+                    block_at = block_scales + group * 16;
+                    token_at = token_scales + static_cast<long long>(group) * a.scale_stride;
+                }
+                block_scale = *block_at;
 #pragma unroll
                 for (int j = 0; j < kTokens; ++j) {
-                    const float2 two = *reinterpret_cast<const float2*>(
-                        token_scales + static_cast<long long>(group) * a.scale_stride + j * 8);
+                    const float2 two = *reinterpret_cast<const float2*>(token_at + j * 8);
                     scale[j][0] = two.x, scale[j][1] = two.y;
+                }
+                if constexpr (kWalks) {
+                    block_at += kBlockK / 128 * 16;
+                    token_at += kBlockK / 128 * static_cast<long long>(a.scale_stride);
                 }
             }
 

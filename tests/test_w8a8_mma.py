@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cupyq
-from cupyq import kernels, reference
+from cupyq import devices, kernels, reference
 from cupyq.compiler import compile_kernel, sass
 from cupyq.errors import ArgumentError
 from cupyq.kernels import Problem, QuantizeActivationsConfig, W8A8Config
@@ -222,6 +222,9 @@ def test_promoted_sums(warp_k, promote_k, stages):
         (3, 72, 200, W8A8Config(8, 8, 1, 2, 2, 64, 3)),
         (40, 300, 1100, W8A8Config(32, 16, 2, 2, 1, 128, 3, 2)),
         (130, 136, 512, W8A8Config(128, 64, 2, 4, 1, 128, 3)),
+        (40, 136, 1024, W8A8Config(32, 16, 2, 2, 2, 128, 2, 2)),
+        (40, 136, 1100, W8A8Config(32, 16, 2, 2, 2, 128, 2, 3)),
+        (40, 136, 1100, W8A8Config(32, 16, 2, 2, 1, 64, 2, 3)),
     ],
 )
 def test_scales_of_blocks(m, n, k, cfg):
@@ -343,6 +346,17 @@ def test_default_fp8_loop_with_promotion_is_lean(m, bar):
     assert cfg.promote_k == 256
     assert sass.main_loop(compiled.cubin).overhead <= bar
     assert compiled.spill_bytes == 0
+
+
+def test_default_loop_with_scales_of_blocks_is_lean():
+    # Beside each mma 1.0 is the least for promoting four sums every 128 k, without packed fp32 arithmetic.
+    prob = Problem("w8a8-fp8-block", 4096, 4096, 4096)
+    for device, bar in (("l4", 2.5), ("rtx-5090", 2.25)):
+        cfg = kernels.default(prob, device)
+        assert (cfg.block_m, cfg.block_n) == (128, 128)
+        compiled = compile_kernel(cfg, prob, devices.get(device).arch)
+        assert sass.main_loop(compiled.cubin).overhead <= bar
+        assert compiled.spill_bytes == 0
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])

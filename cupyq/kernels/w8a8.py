@@ -337,7 +337,7 @@ def default(prob: Problem, device: Target, sms: int, fused: bool | None = None) 
     mma.sync has none: ptxas widens them to 16 bits. `fused` None takes whichever is estimated to be faster: to quantize
     activations in the kernel or in a launch before it.
     """
-    shapes = _SHAPES
+    shapes = (*_BLOCK_SHAPES, *_SHAPES) if prob.op == "w8a8-fp8-block" else _SHAPES
     if device.cc < (8, 0):
         shapes = tuple((*shape[:6], 2) for shape in shapes)
     promote_k = 256 if prob.op == "w8a8-fp8" and device.cc[0] not in (9, 10) else 0
@@ -371,10 +371,20 @@ _SHAPES: tuple[tuple[int, int, int, int, int, int, int], ...] = (
 )
 
 
+# With scales of blocks a warp promotes its sums after each stage, and a lane multiplies the scales of its tokens: whole
+# blocks of k a stage, and fewer tokens of more features a warp.
+_BLOCK_SHAPES: tuple[tuple[int, int, int, int, int, int, int], ...] = (
+    (128, 32, 4, 2, 1, 128, 3),
+    (64, 32, 4, 2, 1, 128, 3),
+)
+
+
 def _cost(cfg: W8A8Config, prob: Problem, device: Target, sms: int) -> float:
     """Return a figure that grows with the time of a product, to choose a default by."""
     waves = ceil_div(cfg.tiles(prob) * cfg.split_k, sms)
     work = cfg.block_m * cfg.block_n / 64 + (cfg.block_m + cfg.block_n) / 2 + 16  # a k step: tensor, loads, rest
+    if prob.op == "w8a8-fp8-block":
+        work += cfg.block_m * cfg.block_n / 128 * (128 / cfg.warp_k - 1)
     cost = waves * (work * ceil_div(cfg.k_tiles(prob), cfg.split_k) * cfg.block_k + 2 * cfg.block_m * cfg.block_n)
     cost += 4 * cfg.block_m * cfg.block_n * (cfg.split_k > 1)
     together = min(4, max(1, device.shared_per_block // cfg.shared_bytes(prob)))  # CTAs of an SM quantize side by side
