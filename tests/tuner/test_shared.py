@@ -17,7 +17,7 @@ from tuning_fakes import DEVICE, PROBLEM, QUICK, in_order, steady
 
 from cupyq import db, devices, kernels, tune
 from cupyq.db.environment import Environment
-from cupyq.errors import ArgumentError, DatabaseError, NotInstalled
+from cupyq.errors import ArgumentError, DatabaseError, NotInstalled, TuningError
 from cupyq.tuner import shared
 from cupyq.tuner.candidate import Candidate
 from cupyq.tuner.fake import FakeDevice, FakeVerifier
@@ -185,6 +185,18 @@ def test_failures_are_shared_with_their_reason(storage):
     [trial] = [trial for trial in trials(storage) if trial.state.name == "FAIL"]
     assert trial.user_attrs["key"] == broken.key
     assert "illegal memory access" in trial.user_attrs["outcome"]["reason"]
+
+
+def test_what_a_hot_gpu_could_not_time_is_left_to_a_cooler_one(storage):
+    with db.open(":memory:") as one, db.open(":memory:") as two:
+        hot = tuner(one, storage, 8)
+        hot.objective.throttled = lambda taken: taken > 25
+        with contextlib.suppress(TuningError):
+            hot.run([PROBLEM])
+        assert 0 < len(by_state(trials(storage), "COMPLETE")) < 8
+        [result] = tuner(two, storage, 20).run([PROBLEM]).problems
+    assert result.trials == 20
+    assert result.states["failed"] <= 20 - result.states["complete"]
 
 
 def test_ctrl_c_gives_the_claim_back_at_once(storage):
