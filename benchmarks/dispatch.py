@@ -132,7 +132,7 @@ def lookups_and_plans() -> list[Result]:
 
 
 FIRST_CALL = """
-import sys, time
+import os, sys, time
 import numpy, ml_dtypes
 import light_cupy
 cupy = light_cupy.install()
@@ -141,10 +141,11 @@ warnings.simplefilter("ignore")
 start = time.perf_counter()
 import cupyq
 imported = time.perf_counter()
-codes = numpy.zeros((1024, 1024), numpy.uint8)
-qw = cupyq.pack(codes, numpy.ones((8, 1024), numpy.float16), scheme="w4a16", group_size=128).to_cupy()
-x = cupy.zeros((16, 1024), numpy.float16)
-wide = cupy.zeros((300, 1024), numpy.float16)
+k = n = int(os.environ["SIDE"])
+codes = numpy.zeros((k, n), numpy.uint8)
+qw = cupyq.pack(codes, numpy.ones((k // 128, n), numpy.float16), scheme="w4a16", group_size=128).to_cupy()
+x = cupy.zeros((16, k), numpy.float16)
+wide = cupy.zeros((300, k), numpy.float16)
 before, before_cpu = time.perf_counter(), time.process_time()
 cupyq.matmul(x, qw)
 first, first_cpu = time.perf_counter(), time.process_time()
@@ -202,10 +203,12 @@ def imports_and_first_calls(folder: str) -> list[Result]:
     ]
     tuned = Path(folder) / "tuned.db"
     tuned_database(tuned)
-    for path in (Path(folder) / "none.db", tuned):
-        runs = in_processes(FIRST_CALL, folder, CUPYQ_DB=str(path))
+    none = Path(folder) / "none.db"
+    # A side that no preset has, and one that they have as soon as any ship.
+    for path, side in ((none, 1024), (none, 4096), (tuned, 1024)):
+        runs = in_processes(FIRST_CALL, folder, CUPYQ_DB=str(path), SIDE=str(side))
         first, next_band, cpu = (statistics.median(run[i] for run in runs) * 1e3 for i in (1, 2, 3))
-        whence = "no database" if path.stem == "none" else "a database of 501 trials"
+        whence = f"{side}x{side}, " + ("no database" if path is none else "a database of 501 trials")
         results += [
             Result(f"first product after import, nothing compiled, {whence}: {runs[0][4]}", first, 50.0, "ms"),
             Result("the same in the processor's time, which other processes do not lengthen", cpu, None, "ms"),
