@@ -386,7 +386,8 @@ def _cost(cfg: W8A8Config, prob: Problem, device: Target, sms: int) -> float:
     if prob.op == "w8a8-fp8-block":
         work += cfg.block_m * cfg.block_n / 128 * (128 / cfg.warp_k - 1)
     cost = waves * (work * ceil_div(cfg.k_tiles(prob), cfg.split_k) * cfg.block_k + 2 * cfg.block_m * cfg.block_n)
-    cost += 4 * cfg.block_m * cfg.block_n * (cfg.split_k > 1)
+    if cfg.split_k > 1:  # a hand-over through L2, half a microsecond, and the parts that the last CTA reads
+        cost += _COST_OF_CLOCK * (850 + 0.2 * cfg.block_m * cfg.block_n * cfg.split_k)
     together = min(4, max(1, device.shared_per_block // cfg.shared_bytes(prob)))  # CTAs of an SM quantize side by side
     clocks = ceil_div(waves, together) * cfg.prologue(prob)[0] if cfg.fused else _SEPARATE_CLOCKS
     return cost + _COST_OF_CLOCK * clocks
