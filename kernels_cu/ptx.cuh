@@ -6,6 +6,21 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+// The same value, of unknown origin: the compiler keeps it in a register where it would compute it again in every turn of
+// a loop.
+__device__ __forceinline__ u32 kept(u32 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+// mad.wide (Integer Arithmetic): the row `index` of a matrix whose rows are `bytes` apart. The compiler would compute the
+// offsets of several rows first and add the base to each.
+__device__ __forceinline__ const char* at_row(const char* base, u32 index, u32 bytes) {
+    const char* row;
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(row) : "r"(index), "r"(bytes), "l"(base));
+    return row;
+}
+
 // Whether this GPU copies from global to shared memory by itself (cp.async, sm_80 and later).
 #if __CUDA_ARCH__ >= 800
 constexpr bool kHasCopyAsync = true;

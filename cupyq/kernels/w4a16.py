@@ -118,7 +118,7 @@ class W4A16Config(Config):
 
     def shared_bytes(self, prob: Problem) -> int:
         """Dynamic shared memory of a CTA: the pipeline's or, if larger, the epilogue's."""
-        epilogue = self.warps_k * self.block_m * (self.block_n + 4) * 4 + 16
+        epilogue = self.block_m * (self.warps_k * self.block_n + 4) * 4 + 16
         return max(self.stages * self.stage_bytes(prob), epilogue)
 
     def accumulators(self, prob: Problem) -> int:
