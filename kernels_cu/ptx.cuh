@@ -119,6 +119,14 @@ __device__ __forceinline__ u32 mask_or(u32 value) {
     return v;
 }
 
+// mov.b32 (Data Movement, unpack and pack): each half of a register in both halves of another. Written so, the assembler
+// makes them operand modifiers of packed arithmetic, which cost neither an instruction nor a register.
+__device__ __forceinline__ void spread_halves(u32 pair, u32& low, u32& high) {
+    asm("{.reg .b16 l, h;\n\tmov.b32 {l, h}, %2;\n\tmov.b32 %0, {l, l};\n\tmov.b32 %1, {h, h};}"
+        : "=r"(low), "=r"(high)
+        : "r"(pair));
+}
+
 // prmt (Integer Arithmetic, byte permute): the four bytes of the result, low first, picked by the selector's nibbles
 // from {low: 0-3, high: 4-7}.
 __device__ __forceinline__ u32 permute_bytes(u32 low, u32 high, u32 selector) {

@@ -7,7 +7,7 @@
 //   CTA tile, kWarpsN = 2, kWarpsK = 2:            one stage of the pipeline:
 //
 //              k: warp_k 0    warp_k 1                weights  [warp][strip][unit][lane] 16 bytes
-//     strips   +-----------+-----------+              scales   [warp][strip][span] 32 bytes
+//     strips   +-----------+-----------+              scales   [warp][strip][span] 32 bytes, behind them
 //     warp_n 0 | warp 0    | warp 1    |              zeros    [warp][strip][span] 16 bytes
 //              +-----------+-----------+              x        [token][k], 16-byte columns swizzled
 //     warp_n 1 | warp 2    | warp 3    |
@@ -72,12 +72,11 @@ struct W4A16 {
 
     static constexpr int kWarpWeightBytes = kStrips * kUnits * 512;
     static constexpr int kWarpScaleBytes = kPerColumn ? 0 : kStrips * kSpans * 32;
-    static constexpr int kWarpZeroBytes = kPerColumn || !kHasZeros ? 0 : kStrips * kSpans * 16;
+    static constexpr int kWarpGroupBytes = kWarpScaleBytes + (kPerColumn || !kHasZeros ? 0 : kStrips * kSpans * 16);
     static constexpr int kWeightsAt = X::kBytes;
-    static constexpr int kScalesAt = kWeightsAt + kWarps * kWarpWeightBytes;
-    static constexpr int kZerosAt = kScalesAt + kWarps * kWarpScaleBytes;
+    static constexpr int kGroupsAt = kWeightsAt + kWarps * kWarpWeightBytes;
     // Stages start at multiples of 128 bytes, which the swizzle of x relies on.
-    static constexpr int kStageBytes = ceil_div(kZerosAt + kWarps * kWarpZeroBytes, 128) * 128;
+    static constexpr int kStageBytes = ceil_div(kGroupsAt + kWarps * kWarpGroupBytes, 128) * 128;
     static constexpr int kSharedBytes = max_of(kStages * kStageBytes, Out::kSharedBytes);
 
     // What a lane copies of the warp's weights, stage after stage: 16-byte pieces of one strip, so that one pointer does.
@@ -119,29 +118,34 @@ struct W4A16 {
         }
     };
 
-    // Scales (two 16-byte pieces a group) or zero points (one) of the warp's strips, a piece a lane, stage after stage.
-    template <int kPiecesPerGroup>
+    // Scales (two 16-byte pieces a strip and span) and behind them zero points (one), a piece a lane, stage after stage.
     struct Groups {
-        static constexpr int kPieces = kStrips * kSpans * kPiecesPerGroup;
+        static constexpr int kScales = kStrips * kSpans * 2;
+        static constexpr int kPieces = kScales + (kHasZeros ? kStrips * kSpans : 0);
         static constexpr int kPasses = ceil_div(kPieces, kWarpSize);
-        static constexpr int kGroupBytes = kPiecesPerGroup * 16;
         // A stage holds whole groups, all of them: pointers step by a constant.
         static constexpr bool kSteps = kWhole && kBlockK % max_of(kGroup, 1) == 0;
+        static constexpr int kStepGroups = kBlockK / max_of(kGroup, 1);
 
         const char* from[kPasses];
+        u32 bytes[kPasses];  // of a group
         u32 span[kPasses];
         Copy16 copies[kPasses];
         u32 k_warp, last_group;
 
-        __device__ __forceinline__ Groups(const char* base, u32 strip0, u32 last_strip, u32 groups, u32 k0, u32 lane)
+        __device__ __forceinline__ Groups(const char* scales, const char* zeros, u32 strip0, u32 last_strip, u32 groups,
+                                          u32 k0, u32 lane)
             : k_warp(k0), last_group(groups - 1) {
 #pragma unroll
             for (int i = 0; i < kPasses; ++i) {
-                const u32 piece = i * kWarpSize + lane, part = piece % kPiecesPerGroup;
-                const u32 strip = min(strip0 + piece / (kPiecesPerGroup * kSpans), last_strip);
-                span[i] = piece / kPiecesPerGroup % kSpans;
+                const u32 piece = i * kWarpSize + lane;
+                const bool zero = kHasZeros && i * kWarpSize + kWarpSize > kScales && piece >= kScales;
+                const u32 place = zero ? piece - kScales : piece / 2, part = zero ? 0 : piece % 2;
+                bytes[i] = zero ? 16 : 32;
+                span[i] = place % kSpans;
                 const u32 group = kSteps ? k0 / max_of(kGroup, 1) + span[i] : 0;
-                from[i] = at_row(at_row(base, group * kPiecesPerGroup + part, 16), strip, groups * kGroupBytes);
+                const char* first = at_row(at_row(zero ? zeros : scales, part, 16), group, bytes[i]);
+                from[i] = at_row(first, min(strip0 + place / kSpans, last_strip), groups * bytes[i]);
             }
         }
 
@@ -153,14 +157,14 @@ struct W4A16 {
 #pragma unroll
             for (int i = 0; i < kPasses; ++i) {
                 if (idle(i, lane)) break;
-                const u32 to = shared + (i * kWarpSize + lane) * 16;
+                const u32 to = shared + i * kWarpSize * 16;
                 if constexpr (kSteps) {
                     copies[i].fetch(to, from[i]);
-                    from[i] += kBlockK / max_of(kGroup, 1) * kGroupBytes;
+                    from[i] = at_row(from[i], bytes[i], kStepGroups);
                 } else {
                     // Past the last group x is zero: any finite scale will do.
                     const u32 group = min(k_warp / max_of(kGroup, 1) + span[i], last_group);
-                    copies[i].fetch(to, at_row(from[i], group, kGroupBytes));
+                    copies[i].fetch(to, at_row(from[i], group, bytes[i]));
                 }
             }
             k_warp += kBlockK;
@@ -170,7 +174,7 @@ struct W4A16 {
 #pragma unroll
             for (int i = 0; i < kPasses; ++i) {
                 if (idle(i, lane)) break;
-                copies[i].land(shared + (i * kWarpSize + lane) * 16);
+                copies[i].land(shared + i * kWarpSize * 16);
             }
         }
     };
@@ -273,30 +277,23 @@ struct W4A16 {
 
         X x_tile(at_row(reinterpret_cast<const char*>(p.x), m0, u32(p.row_stride) * 2), p.m - m0, p.k, k0, p.row_stride);
         Weights weight_units(p.weights, strip0, last_strip, units, k_warp / kUnitK, lane);
-        Groups<2> scale_groups(p.scales, strip0, last_strip, groups, k_warp, lane);
-        Groups<1> zero_groups(p.zeros, strip0, last_strip, groups, k_warp, lane);
+        Groups group_values(p.scales, p.zeros, strip0, last_strip, groups, k_warp, lane);
         const u64 policy = evict_first_policy();
 
         // Offsets in a stage of what the lane copies and of what it reads: its fragments, and the scales of its two rows.
         const u32 weights_to = kept(kWeightsAt + warp * kWarpWeightBytes + weight_units.to);
         const u32 weights_at = kept(kWeightsAt + warp * kWarpWeightBytes + lane * 16);
-        const u32 scales_to = kScalesAt + warp * kWarpScaleBytes, scales_at = kept(scales_to + lane / 4 * 4);
-        const u32 zeros_to = kZerosAt + warp * kWarpZeroBytes, zeros_at = kept(zeros_to + lane / 4 * 2);
+        const u32 groups_at = kGroupsAt + warp * kWarpGroupBytes, groups_to = kept(groups_at + lane * 16);
+        const u32 scales_at = kept(groups_at + lane / 4 * 4), zeros_at = kept(groups_at + kWarpScaleBytes + lane / 4 * 2);
         const auto fetch_stage = [&](u32 slot) {  // the next stage, to the slot at this offset
             x_tile.fetch(shared + slot);
             weight_units.fetch(shared + slot + weights_to, policy);
-            if constexpr (!kPerColumn) {
-                scale_groups.fetch(shared + slot + scales_to, lane);
-                if constexpr (kHasZeros) zero_groups.fetch(shared + slot + zeros_to, lane);
-            }
+            if constexpr (!kPerColumn) group_values.fetch(shared + slot + groups_to, lane);
         };
         const auto land_stage = [&](u32 slot) {
             x_tile.land(shared + slot);
             weight_units.land(shared + slot + weights_to);
-            if constexpr (!kPerColumn) {
-                scale_groups.land(shared + slot + scales_to, lane);
-                if constexpr (kHasZeros) zero_groups.land(shared + slot + zeros_to, lane);
-            }
+            if constexpr (!kPerColumn) group_values.land(shared + slot + groups_to, lane);
         };
 
 #pragma unroll
@@ -380,10 +377,7 @@ struct W4A16 {
                     const int span = s * kSpans + step / kSpanSteps;
                     scale[s] = *reinterpret_cast<const u32*>(scales + span * 32);
                     if constexpr (kHasZeros) zero[s] = Code::zero(*reinterpret_cast<const u16*>(zeros + span * 16));
-                    if constexpr (kScaleWeights) {
-                        row_scale[s][0] = permute_bytes(scale[s], scale[s], 0x1010);
-                        row_scale[s][1] = permute_bytes(scale[s], scale[s], 0x3232);
-                    }
+                    if constexpr (kScaleWeights) spread_halves(scale[s], row_scale[s][0], row_scale[s][1]);
                 }
             }
 #pragma unroll
