@@ -26,6 +26,12 @@ __device__ __forceinline__ int from_bits(u32 bits, int) { return static_cast<int
 __device__ __forceinline__ u32 to_bits(float v) { return __float_as_uint(v); }
 __device__ __forceinline__ u32 to_bits(int v) { return static_cast<u32>(v); }
 
+// Fragments that a warp gives away while it and `warps` - 1 others add theirs: half of what it holds, or the last.
+__device__ constexpr int exchanged_fragments(int fragments, int warps) {
+    return warps == 1 ? 0
+                      : max_of(1, fragments / 2) + exchanged_fragments(max_of(1, fragments / 2), warps / 2);
+}
+
 // Sum                float or int
 // T                  element type of y
 // kBlockM, kBlockN   tokens and features of the CTA's tile
@@ -48,7 +54,7 @@ struct Epilogue {
     // Shared memory: what the warps exchange, the finished tile, the arrival flag. Four words of padding put the four
     // token pairs of a fragment into different banks.
     static constexpr int kPitch = kBlockN + 4;
-    static constexpr int kTileAt = kBlockM * kBlockN * 4 * (kWarpsK - 1);
+    static constexpr int kTileAt = kThreads / kWarpSize * exchanged_fragments(kFragments, kWarpsK) * 512;
     static constexpr int kFlagAt = kTileAt + kBlockM * kPitch * 4;
     static constexpr int kSharedBytes = kFlagAt + 16;
     static constexpr int kTileBytes = kBlockM * kBlockN * 4;

@@ -18,6 +18,7 @@ from .config import (
     ceil_div,
     choice,
     cpp_bool,
+    epilogue_bytes,
     idle_split,
     needs_cc,
     shared_reason,
@@ -118,7 +119,8 @@ class W4A16Config(Config):
 
     def shared_bytes(self, prob: Problem) -> int:
         """Dynamic shared memory of a CTA: the pipeline's or, if larger, the epilogue's."""
-        epilogue = self.block_m * (self.warps_k * self.block_n + 4) * 4 + 16
+        fragments = self.strips * self.block_m // 8
+        epilogue = epilogue_bytes(self.block_m, self.block_n, self.threads // 32, self.warps_k, fragments)
         return max(self.stages * self.stage_bytes(prob), epilogue)
 
     def accumulators(self, prob: Problem) -> int:

@@ -22,6 +22,7 @@ from .config import (
     ceil_div,
     choice,
     cpp_bool,
+    epilogue_bytes,
     idle_split,
     needs_cc,
     shared_reason,
@@ -114,7 +115,8 @@ class W8A8Config(Config):
 
     def shared_bytes(self, prob: Problem) -> int:
         """Dynamic shared memory of a CTA: the pipeline's or, if larger, the epilogue's."""
-        epilogue = self.warps_k * self.block_m * (self.block_n + 4) * 4 + 16
+        fragments = self.strips * self.warp_tokens // 8
+        epilogue = epilogue_bytes(self.block_m, self.block_n, self.threads // 32, self.warps_k, fragments)
         if not self.fused:
             return max(self.stages * self.stage_bytes(), epilogue)
         codes = ceil_div(self.k_tiles(prob), self.split_k) * self.block_m * self.block_k
