@@ -300,9 +300,11 @@ struct W8A8 {
              // The smaller scale first: no intermediate over- or underflows unless the result does.
              return value * fminf(by, w) * fmaxf(by, w);
         };
-        const typename Out::Place place = {static_cast<u32>(lane), static_cast<u32>(warp), static_cast<u32>(warp_k),
-                                           static_cast<u32>(warp_n * kStrips * 16),
-                                           static_cast<u32>(warp_m * kWarpTokens)};
+        // Computed again, so that it takes no registers from the main loop.
+        const u32 thread = kept(threadIdx.x), rank = thread / kWarpSize;
+        const typename Out::Place place = {thread % kWarpSize, rank, rank % kWarpsK,
+                                           rank / kWarpsK % kWarpsN * (kStrips * 16),
+                                           rank / (kWarpsK * kWarpsN) * kWarpTokens};
         const typename Out::template Target<decltype(scale_sum)> target{a.y, a.bias, m0, n0, a.m, a.n, scale_sum};
         Out::run(shared_memory + kFront, sums, place, a.partials, a.arrivals, tile, split, a.splits.ctas, target);
     }
