@@ -131,10 +131,13 @@ def cases(arch: str, k: int, n: int, batches: Iterable[int], kinds: Iterable[str
         qw = cupyq.quantize(weight, op)
         for m in batches:
             prob = Problem(op, m, n, k)
-            codes, scale = reference.quantize_activations(rng.standard_normal((m, k)).astype(np.float16), op)
-            ideal = _stored(qw) + codes.nbytes + scale.nbytes + 2 * m * n
             cfg = kernels.default(prob, arch)
-            yield Case(op, prob, cfg, codes, qw, {"x_scale": scale}, qw.packed.size, ideal)
+            x, options = rng.standard_normal((m, k)).astype(np.float16), {}
+            read = x.nbytes
+            if not cfg.fused:
+                x, options["x_scale"] = reference.quantize_activations(x, op)
+                read = x.nbytes + options["x_scale"].nbytes
+            yield Case(op, prob, cfg, x, qw, options, qw.packed.size, _stored(qw) + read + 2 * m * n)
     if "helpers" in kinds:
         yield from _helpers(weight, max(batches))
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -20,7 +19,6 @@ import sys
 import tempfile
 import time
 import tracemalloc
-import types
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import light_cupy
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,74 +58,6 @@ class Result:
     def holds(self) -> bool:
         """Whether the bar is met."""
         return self.bar is None or self.value <= self.bar
-
-
-# --- a CuPy that launches nothing -------------------------------------------------------------------------------------
-
-
-class LightArray:
-    """What of a CuPy array dispatch looks at, as plain attributes: CuPy's are about as fast to read."""
-
-    __slots__ = ("data", "device", "dtype", "flags", "nbytes", "ndim", "shape", "size")
-
-    def __init__(self, shape: Any, dtype: Any = float, memptr: Any = None) -> None:
-        self.shape = shape if isinstance(shape, tuple) else (int(shape),)
-        self.dtype = dtype if isinstance(dtype, np.dtype) else np.dtype(dtype)
-        self.ndim, self.flags, self.device = len(self.shape), CONTIGUOUS, HERE
-        self.size = math.prod(self.shape)
-        self.data = next(POINTERS) if memptr is None else memptr
-
-    def reshape(self, *shape: Any) -> LightArray:
-        shape = shape[0] if isinstance(shape[0], tuple) else shape
-        rest = self.size // max(1, -math.prod(shape)) if -1 in shape else 0
-        return LightArray(tuple(rest if n == -1 else n for n in shape), self.dtype, self.data)
-
-    def __getitem__(self, key: slice) -> LightArray:
-        return LightArray((min(key.stop, self.size),), self.dtype, self.data)
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        sizes = [self.dtype.itemsize]
-        for n in self.shape[:0:-1]:
-            sizes.append(sizes[-1] * n)
-        return tuple(sizes[::-1])
-
-
-class LightKernel:
-    """A launch that only takes its arguments."""
-
-    max_dynamic_shared_size_bytes = 0
-
-    def __call__(self, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
-        pass
-
-
-CONTIGUOUS = types.SimpleNamespace(c_contiguous=True)
-HERE = types.SimpleNamespace(id=0)
-POINTERS = (types.SimpleNamespace(ptr=512 * i, device_id=0) for i in itertools.count(1))
-
-
-def as_light(value: Any, *args: Any, **options: Any) -> LightArray:
-    """Return a host array's shape and dtype as a light array."""
-    return value if isinstance(value, LightArray) else LightArray(value.shape, value.dtype)
-
-
-def light_cupy() -> Any:
-    """Return the tests' fake CuPy without memory and without checks: those cost more than what is measured."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from fake_cupy import FakeCuPy
-
-    fake = FakeCuPy(("h100-sxm",), run=False)
-    fake.RawModule = lambda code, options=(): types.SimpleNamespace(get_function=lambda entry: LightKernel())
-    fake.ndarray = fake.empty = fake.zeros = LightArray
-    for name in ("array", "asarray", "ascontiguousarray"):
-        setattr(fake, name, as_light)
-    fake.may_share_memory = lambda a, b: a.data is b.data
-    stream = types.SimpleNamespace(ptr=0)
-    fake.cuda.get_current_stream = lambda: stream
-    fake.cuda.runtime.getDevice = int  # 0
-    sys.modules["cupy"] = fake
-    return fake
 
 
 def in_turns(*functions: Callable[[], object]) -> list[float]:
@@ -184,7 +115,7 @@ def product_costs(cupy: Any, scheme: str, qw: Any) -> list[Result]:
 
 def lookups_and_plans() -> list[Result]:
     """Time a repeated look-up, and plans of each scheme beside the bare call of their kernel."""
-    cupy = light_cupy()
+    cupy = light_cupy.install()
     import cupyq
     from cupyq import devices, dispatch
     from cupyq.kernels import Problem
@@ -201,11 +132,10 @@ def lookups_and_plans() -> list[Result]:
 
 
 FIRST_CALL = """
-import json, sys, time
-sys.path.insert(0, {root!r} + "/benchmarks")
+import sys, time
 import numpy, ml_dtypes
-import dispatch as bench
-cupy = bench.light_cupy()
+import light_cupy
+cupy = light_cupy.install()
 import warnings
 warnings.simplefilter("ignore")
 start = time.perf_counter()
@@ -214,11 +144,15 @@ imported = time.perf_counter()
 codes = numpy.zeros((1024, 1024), numpy.uint8)
 qw = cupyq.pack(codes, numpy.ones((8, 1024), numpy.float16), scheme="w4a16", group_size=128).to_cupy()
 x = cupy.zeros((16, 1024), numpy.float16)
-before = time.perf_counter()
+wide = cupy.zeros((300, 1024), numpy.float16)
+before, before_cpu = time.perf_counter(), time.process_time()
 cupyq.matmul(x, qw)
-first = time.perf_counter()
-cupyq.matmul(cupy.zeros((300, 1024), numpy.float16), qw)
-print(json.dumps([imported - start, first - before, time.perf_counter() - first]))
+first, first_cpu = time.perf_counter(), time.process_time()
+cupyq.matmul(wide, qw)
+last = time.perf_counter()
+import json
+rung = cupyq.explain(16, qw).choice.rung
+print(json.dumps([imported - start, first - before, last - first, first_cpu - before_cpu, rung]))
 """
 IMPORT = """
 import json, sys, time
@@ -230,40 +164,59 @@ print(json.dumps([middle - start, time.perf_counter() - middle, "cupy" in sys.mo
 """
 
 
-def in_processes(code: str, count: int = 7, **environment: str) -> list[list[Any]]:
-    """Run code in fresh interpreters and return what each printed as JSON."""
+def in_processes(code: str, folder: str, count: int = 9, **environment: str) -> list[list[Any]]:
+    """Run code in fresh interpreters, of which the first one only leaves bytecode, and return what each printed."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    paths = {"PYTHONPATH": str(Path(__file__).parent), "PYTHONPYCACHEPREFIX": str(Path(folder) / "bytecode")}
     found = []
-    for _ in range(count):
+    for _ in range(count + 1):
         done = subprocess.run(
             [sys.executable, "-c", code],
-            capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, **environment},
+            capture_output=True, text=True, check=True, cwd=ROOT, env={**inherited, **paths, **environment},
         )  # fmt: skip
         found.append(json.loads(done.stdout.splitlines()[-1]))
-    return found
+    return found[1:]
+
+
+def tuned_database(path: Path) -> None:
+    """Write a database that holds a measured row for the first product and 500 more trials of it."""
+    from cupyq import db, devices, kernels
+
+    device, problem = devices.live(0), kernels.Problem("w4a16", 16, 1024, 1024)
+    configs = list(itertools.islice(kernels.configs(problem, device), 501))
+    with db.open(path) as store, store.writing():
+        for number, config in enumerate(configs):
+            store.add_trial(
+                device=device, problem=problem, source="measured", config=config, time_us=5.0 + number, verified=True
+            )
 
 
 def imports_and_first_calls(folder: str) -> list[Result]:
     """Time `import cupyq` and the first product in fresh processes."""
-    runs = in_processes(IMPORT)
+    runs = in_processes(IMPORT, folder)
     numpy_ms, own_ms = (statistics.median(run[i] for run in runs) * 1e3 for i in (0, 1))
     results = [
         Result("import numpy and ml_dtypes, which cupyq stands on", numpy_ms, None, "ms"),
         Result("import cupyq, beyond these", own_ms, 100.0, "ms"),
         Result("processes in which that imported CuPy", float(sum(run[2] for run in runs)), 0.0, ""),
     ]
-    code = FIRST_CALL.format(root=str(ROOT))
-    runs = in_processes(code, CUPYQ_DB=str(Path(folder) / "none.db"))
-    first, next_band = (statistics.median(run[i] for run in runs) * 1e3 for i in (1, 2))
-    return [
-        *results,
-        Result("first product after import, nothing compiled, no database", first, 50.0, "ms"),
-        Result("first product of another band", next_band, None, "ms"),
-    ]
+    tuned = Path(folder) / "tuned.db"
+    tuned_database(tuned)
+    for path in (Path(folder) / "none.db", tuned):
+        runs = in_processes(FIRST_CALL, folder, CUPYQ_DB=str(path))
+        first, next_band, cpu = (statistics.median(run[i] for run in runs) * 1e3 for i in (1, 2, 3))
+        whence = "no database" if path.stem == "none" else "a database of 501 trials"
+        results += [
+            Result(f"first product after import, nothing compiled, {whence}: {runs[0][4]}", first, 50.0, "ms"),
+            Result("the same in the processor's time, which other processes do not lengthen", cpu, None, "ms"),
+            Result(f"first product of another band, {whence}", next_band, None, "ms"),
+        ]
+    return results
 
 
 def memory(folder: str) -> list[Result]:
     """Count the bytes that 100,000 distinct M leave behind, after as many again as fill every cache."""
-    light_cupy()
+    light_cupy.install()
     os.environ["CUPYQ_DB"] = str(Path(folder) / "none.db")
     import cupyq
     from cupyq import devices, dispatch, launch

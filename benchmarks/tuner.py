@@ -26,6 +26,7 @@ from cupyq.kernels import Problem
 from cupyq.tuner import samplers
 from cupyq.tuner.candidate import Candidate, from_row
 from cupyq.tuner.objective import ReplayObjective
+from cupyq.tuner.proposals import Proposals
 from cupyq.tuner.space import Space
 
 PROBLEMS = (
@@ -70,29 +71,34 @@ def measured_tables(path: Path) -> dict[str, Recorded]:
     return {name: table for name, table in tables.items() if len(table) >= LEAST}
 
 
-def regrets(name: str, table: Mapping[Candidate, float], trials: int, seed: int) -> np.ndarray:
-    """Return, after each trial, how far the best so far is above the table's best: 0.1 is 10 %."""
+def regrets(name: str, table: Mapping[Candidate, float], trials: int, seed: int, ahead: int = 1) -> np.ndarray:
+    """Return, after each trial, how far the best so far is above the table's best: 0.1 is 10 %.
+
+    `ahead` candidates are asked for before the first of them is tried, as where kernels are compiled ahead.
+    """
     objective = ReplayObjective({candidate.key: time_us for candidate, time_us in table.items()})
-    sampler = samplers.make(name, list(table), seed)
+    proposals = Proposals((), lambda: samplers.make(name, list(table), seed), lambda: (), depth=ahead)
     best, curve = float("inf"), []
     problem = PROBLEMS[0][1]  # a replay does not ask for it
     for _ in range(trials):
-        candidate = sampler.propose()
+        candidate = proposals.next()
         if candidate is None:
             break
         outcome = objective.evaluate(candidate, problem)
-        sampler.tell(candidate, outcome)
+        proposals.tell(candidate, outcome)
         best = min(best, outcome.time_us or float("inf"))
         curve.append(best)
     lowest = min(table.values())
     return np.array(curve + [best] * (trials - len(curve))) / lowest - 1
 
 
-def study(tables: Mapping[str, Recorded], names: Iterable[str], trials: int, seeds: int) -> dict[str, np.ndarray]:
+def study(
+    tables: Mapping[str, Recorded], names: Iterable[str], trials: int, seeds: int, ahead: int = 1
+) -> dict[str, np.ndarray]:
     """Return per sampler the regrets, (tables x seeds, trials)."""
     curves: dict[str, np.ndarray] = {}
     for name in names:
-        rows = [regrets(name, table, trials, seed) for table in tables.values() for seed in range(seeds)]
+        rows = [regrets(name, table, trials, seed, ahead) for table in tables.values() for seed in range(seeds)]
         curves[name] = np.array(rows)
     return curves
 
@@ -127,8 +133,9 @@ def draw(curves: Mapping[str, np.ndarray], path: Path, title: str) -> None:
 @click.option("--seeds", default=5, show_default=True)
 @click.option("--noise", default=0.03, show_default=True, help="Of predicted tables: spread that no field explains.")
 @click.option("--samplers", "names", default=",".join(NAMES), show_default=True)
+@click.option("--ahead", default=1, show_default=True, help="Candidates asked for before the first of them is tried.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the curves into this file.")
-def main(path: Path | None, trials: int, seeds: int, noise: float, names: str, plot: Path | None) -> None:
+def main(path: Path | None, trials: int, seeds: int, noise: float, names: str, ahead: int, plot: Path | None) -> None:
     """Compare samplers on recorded tables."""
     source = "predicted" if path is None else "measured"
     tables = predicted_tables(noise, 0) if path is None else measured_tables(path)
@@ -144,7 +151,7 @@ def main(path: Path | None, trials: int, seeds: int, noise: float, names: str, p
     curves = {}
     for name in names.split(","):
         started = time.perf_counter()
-        curves |= study(tables, [name], trials, seeds)
+        curves |= study(tables, [name], trials, seeds, ahead)
         rows, took = curves[name], time.perf_counter() - started
         cells = [f"{np.median(rows[:, mark - 1]):.1%}" for mark in marks]
         shown.add_row(name, *cells, f"{(rows[:, -1] <= 0.02).mean():.0%}", f"{took / len(rows):.2f} s")

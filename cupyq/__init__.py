@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import weights as _weights
+from .activations import Activations, smoothing_factor
 from .errors import (
     ArgumentError,
     CompileError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Activations",
     "ArgumentError",
     "CompileError",
     "CupyqError",
@@ -69,6 +71,7 @@ __all__ = [
     "plan",
     "quantize",
     "quantize_activations",
+    "smoothing_factor",
     "unpack",
     "warmup",
 ]
@@ -83,8 +86,8 @@ _LAZY = {
     "warmup": "ops",
 }
 _MODULES = {
-    "bands", "compiler", "db", "devices", "dispatch", "emulator", "formats", "kernels", "launch", "layout", "ops",
-    "predictor", "reference", "roofline", "tuner",
+    "activations", "bands", "compiler", "db", "devices", "dispatch", "emulator", "formats", "kernels", "launch",
+    "layout", "ops", "predictor", "reference", "roofline", "tuner",
 }  # fmt: skip
 
 

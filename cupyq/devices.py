@@ -6,7 +6,6 @@ Bandwidths are in 1e9 bytes a second, sizes in bytes, clocks in GHz.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Mapping
@@ -337,6 +336,8 @@ def get(name: str) -> DeviceSpec:
     key = re.sub(r"[\s_]+", "-", str(name).strip().lower())
     if key in CATALOGUE:
         return CATALOGUE[key]
+    import difflib
+
     near = [known for known in CATALOGUE if key and (known.startswith(key) or key.startswith(known))]
     near += [known for known in difflib.get_close_matches(key, CATALOGUE, n=4, cutoff=0.5) if known not in near]
     hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(CATALOGUE)}"

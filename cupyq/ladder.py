@@ -22,6 +22,7 @@ from . import kernels, rows
 from .devices import DeviceSpec
 from .errors import CupyqError
 from .kernels import Problem, dequant, quantize_activations
+from .kernels.w8a8 import FUSED_M
 
 EXACT = "exact measured row"
 NEAREST = "nearest measured row"
@@ -124,7 +125,7 @@ def climb_down(problem: Problem, device: DeviceSpec) -> Choice:
 
 def _ladder(problem: Problem, device: DeviceSpec) -> Iterator[tuple[str, _Pick | None, str]]:
     """Yield (rung, what it offers or None, why) in order; stops being asked at the first offer."""
-    row, near, trouble = rows.find(problem, device)
+    row, trouble = rows.find(problem, device)
     pick, why = _use(row, problem, device)
     measured = row is not None and row.source == "measured"
     exact = {
@@ -134,7 +135,7 @@ def _ladder(problem: Problem, device: DeviceSpec) -> Iterator[tuple[str, _Pick |
     }
     none = trouble or "none in the database"
     yield (EXACT, pick, why) if exact[EXACT] else (EXACT, None, f"stale: {row.stale_because}" if exact[STALE] else none)
-    yield (NEAREST, *_nearest(near, problem, device, trouble))
+    yield (NEAREST, *_nearest(problem, device, trouble))
     yield (STALE, pick, f"{why}; changed since: {row.stale_because}") if exact[STALE] else (STALE, None, none)
     changed = f"; changed since: {row.stale_because}" if row is not None and row.stale else ""
     yield (PREDICTED, pick, why + changed) if exact[PREDICTED] else (PREDICTED, None, none)
@@ -166,8 +167,9 @@ def _refusal(config: kernels.Config, path: str, problem: Problem, device: Device
     return reason
 
 
-def _nearest(near: list[Any], problem: Problem, device: DeviceSpec, trouble: str | None) -> tuple[_Pick | None, str]:
+def _nearest(problem: Problem, device: DeviceSpec, trouble: str | None) -> tuple[_Pick | None, str]:
     refused = ""
+    near, fault = rows.near(problem, device) if trouble is None else ([], None)
     for row in near:
         where = f"N={row.n}, K={row.k}, M={row.m}, {row.distance:.2g} octaves away"
         if row.distance > MAX_DISTANCE:
@@ -176,7 +178,7 @@ def _nearest(near: list[Any], problem: Problem, device: DeviceSpec, trouble: str
         if pick is not None:
             return _Pick(pick.path, pick.config, None, row), f"{where}: {why}"
         refused = f"{where}: {why}"
-    return None, refused or trouble or "none in the database"
+    return None, refused or trouble or fault or "none in the database"
 
 
 def shortlist(problem: Problem, device: DeviceSpec) -> list[tuple[str, kernels.Config]]:
@@ -184,6 +186,10 @@ def shortlist(problem: Problem, device: DeviceSpec) -> list[tuple[str, kernels.C
     pairs: list[tuple[str, kernels.Config]] = [("fused", kernels.default(problem, device))]
     if problem.weight_only:
         pairs.append(("dequant", dequant.default(problem)))
+    elif problem.m <= FUSED_M:  # activations quantized in the kernel, or in a launch before it
+        for fused in (False, True):
+            pair = ("fused", kernels.default(problem, device, fused=fused))
+            pairs += [pair] if pair not in pairs else []
     return [(path, config) for path, config in pairs if kernels.check(config, problem, device) is None]
 
 
@@ -201,14 +207,23 @@ def _predicted(problem: Problem, device: DeviceSpec) -> tuple[_Pick | None, str]
     if not times:
         return None, "no kernel to ask about"
     times.sort(key=lambda item: item[0])
-    said = ", ".join(f"{path} {time_us:.4g} us" for time_us, path, _ in times)
+    said = ", ".join(f"{_named(path, config)} {time_us:.4g} us" for time_us, path, config in times)
     time_us, path, config = times[0]
     return _Pick(path, config, time_us), f"predicted at M={problem.m}: {said}"
 
 
+def _named(path: str, config: kernels.Config) -> str:
+    """Return a path's name; of W8A8 both kinds are on the shortlist."""
+    if not isinstance(config, kernels.W8A8Config):
+        return path
+    return "one launch" if config.fused else "two launches"
+
+
 def _default(problem: Problem, device: DeviceSpec) -> tuple[_Pick, str]:
     config = kernels.default(problem, device)
-    reason = device.refusal or kernels.check(config, problem, device) or _helper_reason(problem, device)
+    reason = device.refusal or kernels.check(config, problem, device)
+    if reason is None and not getattr(config, "fused", False):
+        reason = _helper_reason(problem, device)
     if reason is None:
         return _Pick("fused", config, None), "the kernels' own choice for this shape and device"
     return _Pick("dense", None, None), f"no kernel runs here ({reason}); weights are dequantized by CuPy"

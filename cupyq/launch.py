@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from . import compiler, devices, dispatch, kernels, reference
+from .activations import DYNAMIC, Activations
 from .arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Array, float8_decode
 from .kernels import DequantConfig, Problem, dequant
 from .kernels import quantize_activations as quantize_activations_kernel
@@ -178,12 +179,19 @@ def _seen_scales(scales: Array, problem: Problem) -> Array:
 
 
 class _Fused:
-    """The weight-only or the W8A8 kernel: x (or its codes and x_scale), y and bias change from call to call."""
+    """The weight-only or the W8A8 kernel: x (or its codes and their scales), y and bias change from call to call.
 
-    def __init__(self, cfg: kernels.Config, problem: Problem, qw: QuantizedWeight, has_bias: bool) -> None:
+    `codes` says what becomes of W8A8 activations: "token" codes come with a scale each, "zeros" with a zero point too,
+    and "tensor" codes have those that the weight's rule fixes. Scales of blocks come as the kernel reads them
+    (`scale_shape`), here and in `_Quantize`.
+    """
+
+    def __init__(
+        self, cfg: kernels.Config, problem: Problem, qw: QuantizedWeight, has_bias: bool, codes: str = "token"
+    ) -> None:
         import cupy
 
-        self.problem, self.cfg, self.qw = problem, cfg, qw
+        self.problem, self.cfg, self.qw, self.codes = problem, cfg, qw, codes
         self.launch = cfg.launch(problem)
         dtype = _DTYPES[problem.dtype]
         eight = not problem.weight_only and not getattr(cfg, "fused", False)  # takes codes and their scales
@@ -195,8 +203,13 @@ class _Fused:
         changing["y"] = _sketch(cupy, (problem.m, problem.n), dtype)
         if has_bias:
             changing["bias"] = _sketch(cupy, (problem.n,), dtype)
-        if eight:
+        self._fixed: tuple[Array | None, Array | None] = (None, None)
+        if eight and codes == "tensor":
+            self._fixed = qw.activations.static(qw.packed)
+        elif eight:
             changing["x_scale"] = _seen_scales(_sketch(cupy, scale_shape(problem), FLOAT32), problem)
+            if codes == "zeros":
+                changing["x_zero"] = _sketch(cupy, (problem.m,), np.int32)
         workspace = None
         if self.launch.partial_words:
             changing["partials"] = _sketch(cupy, (self.launch.partial_words,), np.uint32)
@@ -208,16 +221,20 @@ class _Fused:
             changing["x"],
             qw,
             changing.get("bias"),
-            x_scale=changing.get("x_scale"),
+            x_scale=changing.get("x_scale", self._fixed[0]),
+            x_zero=changing.get("x_zero", self._fixed[1]),
             out=changing["y"],
             workspace=workspace,
         )
         self.step = _Step(cfg, problem, call, changing)
         place = self.step.places.get
         self._x, self._y, self._bias, self._x_scale = place("x", 0), place("y", 0), place("bias"), place("x_scale")
+        self._x_zero = place("x_zero")
         self._partials, self._arrivals = place("partials", 0), place("arrivals", 0)
 
-    def __call__(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None) -> None:
+    def __call__(
+        self, x: Array, y: Array, bias: Array | None, x_scale: Array | None = None, x_zero: Array | None = None
+    ) -> None:
         # Spelled out, because every microsecond here is one of the user's: decode kernels take about five.
         step, words = self.step, self.launch.partial_words
         workspace = scratch.workspace(words, self.launch.tiles) if words else None
@@ -231,33 +248,54 @@ class _Fused:
                 args[self._bias] = bias
             if self._x_scale is not None:
                 args[self._x_scale] = x_scale
+                if self._x_zero is not None:
+                    args[self._x_zero] = x_zero
             step.kernel(step.grid, step.block, tuple(args), shared_mem=step.shared)
             return
         # Rows apart, or codes without padding: the launch is worked out for this x.
-        call = kernels.call(self.cfg, self.problem, x, self.qw, bias, x_scale=x_scale, out=y, workspace=workspace)
+        scale, zero = self._fixed if self.codes == "tensor" else (x_scale, x_zero)
+        if scale is not None and self.codes != "tensor":
+            scale = _seen_scales(scale, self.problem)
+        call = kernels.call(
+            self.cfg, self.problem, x, self.qw, bias, x_scale=scale, x_zero=zero, out=y, workspace=workspace
+        )
         scratch.keep(*call.args)
         step.kernel(call.grid, call.block, call.args, shared_mem=call.shared_bytes)
 
 
 class _Quantize:
-    """The kernel that quantizes activations: x in, codes with padded rows and a scale a token out."""
+    """The kernel that quantizes activations by a rule: x in; codes with padded rows, and what goes with them, out.
 
-    def __init__(self, problem: Problem) -> None:
+    Attributes
+    ----------
+    codes : str
+        What the codes come with, in the words of `_Fused`.
+    """
+
+    def __init__(self, problem: Problem, rule: Activations, like: Array) -> None:
         import cupy
 
-        self.problem, self.cfg = problem, quantize_activations_kernel.default(problem)
+        self.problem = problem
+        self.cfg = quantize_activations_kernel.for_rule(problem, rule)
+        self.codes = "tensor" if rule.scale is not None else "token" if rule.symmetric else "zeros"
+        self._factor = rule.factor_as(_DTYPES[problem.dtype])
+        self._fixed = rule.static(like)
         self.align = 16 if problem.k % 8 == 0 else 2
         self.shape = (problem.m, padded_k(problem.k))
         self.dtype = np.dtype(np.int8 if problem.op == "w8a8-int8" else np.uint8)
         x, codes = (
             _sketch(cupy, s, d) for s, d in (((problem.m, problem.k), _DTYPES[problem.dtype]), (self.shape, self.dtype))
         )
-        call = kernels.call(self.cfg, problem, x, out=codes)
-        changing = {"x": x, "codes": codes, "x_scale": call.x_scale}
-        self.step = _Step(self.cfg, problem, call, changing)
-        self._x, self._codes, self._x_scale = (self.step.places[name] for name in ("x", "codes", "x_scale"))
+        scale, zero = self._fixed
+        call = kernels.call(self.cfg, problem, x, x_scale=scale, x_zero=zero, factor=self._factor, out=codes)
+        changing = {"x": x, "codes": codes, "x_scale": call.x_scale, "x_zero": call.x_zero}
+        self.step = _Step(self.cfg, problem, call, {name: a for name, a in changing.items() if a is not None})
+        place = self.step.places.get
+        self._x, self._codes, self._x_scale, self._x_zero = (
+            place(name, 0) for name in ("x", "codes", "x_scale", "x_zero")
+        )
 
-    def __call__(self, x: Array, codes: Array, x_scale: Array) -> None:
+    def __call__(self, x: Array, codes: Array, x_scale: Array | None = None, x_zero: Array | None = None) -> None:
         if not (x.flags.c_contiguous and x.data.ptr % self.align == 0):
             x = x.copy(order="C")
             scratch.keep(x)
@@ -265,7 +303,10 @@ class _Quantize:
         args = step.args.copy()
         args[self._x] = x
         args[self._codes] = codes
-        args[self._x_scale] = x_scale
+        if self.codes != "tensor":
+            args[self._x_scale] = x_scale
+            if self.codes == "zeros":
+                args[self._x_zero] = x_zero
         step.kernel(step.grid, step.block, tuple(args), shared_mem=step.shared)
 
 
@@ -284,22 +325,31 @@ class Launcher:
         self.choice = choice
         self.problem = choice.problem
         self.perm = qw.perm
-        self.qw = qw = dataclasses.replace(qw, perm=None)  # x's columns are gathered here
-        self._codes_kernel: _Fused | None = None
-        self._multiply: Callable[[Array, Array, Array | None, Array | None], None]
+        self.qw = qw = _gathered(qw)
+        self._codes_kernels: dict[str, _Fused] = {}
+        self._quantize: _Quantize | None = None
+        self._multiply: Callable[[Array, Array, Array | None, Array | None, Array | None], None]
         if choice.path == "fused":
             assert choice.config is not None
-            self._fused = _Fused(choice.config, self.problem, qw, has_bias)
-            self._quantize = _Quantize(self.problem) if self._fused.takes_codes else None
-            self._multiply = self._fused if self.problem.weight_only else self._by_fused8
             self._has_bias = has_bias
+            if self.problem.weight_only:
+                self._multiply = self._fused = _Fused(choice.config, self.problem, qw, has_bias)
+            else:
+                self._multiply = self._bind8(choice.config)
         elif choice.path == "dequant":
             self._dequantize = dequantizer(choice.config, self.problem, qw)
             self._multiply = self._by_dequant
         else:
             self._multiply = self._by_dense
 
-    def __call__(self, x: Array, y: Array, bias: Array | None = None, x_scale: Array | None = None) -> None:
+    def __call__(
+        self,
+        x: Array,
+        y: Array,
+        bias: Array | None = None,
+        x_scale: Array | None = None,
+        x_zero: Array | None = None,
+    ) -> None:
         """Write ``x @ w + bias`` into y.
 
         Parameters
@@ -308,6 +358,7 @@ class Launcher:
         y : (M, N), C order, starting at a multiple of 16 bytes, not overlapping x
         bias : (N,) of the problem's dtype, C order; given exactly if the launcher was made for it
         x_scale : (M,) float32, optional
+        x_zero : (M,) int32, optional
         """
         if self.perm is not None:
             import cupy
@@ -315,34 +366,61 @@ class Launcher:
             gathered = scratch.get("gathered", x.shape, x.dtype)
             cupy.take(x, self.perm, axis=1, out=gathered)
             x = gathered
-        self._multiply(x, y, bias, x_scale)
+        self._multiply(x, y, bias, x_scale, x_zero)
 
-    def _by_fused8(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None) -> None:
-        if self._quantize is None:  # the kernel quantizes x itself
-            (self._fused if x_scale is None else self._of_codes())(x, y, bias, x_scale)
-            return
+    def _bind8(self, cfg: Any) -> Callable[[Array, Array, Array | None, Array | None, Array | None], None]:
+        """Return what multiplies with the W8A8 kernel."""
+        problem, rule = self.problem, self.qw.activations
+        if cfg.fused:
+            self._fused = _Fused(cfg, problem, self.qw, self._has_bias)
+            return self._by_one_kernel
+        self._quantize = _Quantize(problem, rule, self.qw.packed)
+        self._fused = self._of_codes(self._quantize.codes)
+        return self._by_two_kernels
+
+    def _by_one_kernel(
+        self, x: Array, y: Array, bias: Array | None, x_scale: Array | None, x_zero: Array | None
+    ) -> None:
         if x_scale is None:
-            codes = scratch.get("codes", self._quantize.shape, self._quantize.dtype)
-            x_scale = _seen_scales(scratch.get("x_scale", scale_shape(self.problem), FLOAT32), self.problem)
-            self._quantize(x, codes, x_scale)
-            x = codes
-        elif self.problem.op == "w8a8-fp8-block":
+            self._fused(x, y, bias)
+        else:
+            self._by_codes(x, y, bias, x_scale, x_zero)
+
+    def _by_two_kernels(
+        self, x: Array, y: Array, bias: Array | None, x_scale: Array | None, x_zero: Array | None
+    ) -> None:
+        if x_scale is not None:
+            self._by_codes(x, y, bias, x_scale, x_zero)
+            return
+        quantize, problem = self._quantize, self.problem
+        assert quantize is not None
+        codes = scratch.get("codes", quantize.shape, quantize.dtype)
+        if quantize.codes != "tensor":
+            x_scale = scratch.get("x_scale", scale_shape(problem), FLOAT32)
+            if quantize.codes == "zeros":
+                x_zero = scratch.get("x_zero", (problem.m,), np.int32)
+        quantize(x, codes, x_scale, x_zero)
+        self._fused(codes, y, bias, x_scale, x_zero)
+
+    def _by_codes(self, x: Array, y: Array, bias: Array | None, x_scale: Array, x_zero: Array | None) -> None:
+        """Multiply codes that the caller made."""
+        if self.problem.op == "w8a8-fp8-block":
             x_scale = kernel_block_scales(self.problem, x_scale)
             scratch.keep(x_scale)
-        self._fused(x, y, bias, x_scale)
+        self._of_codes("token" if x_zero is None else "zeros")(x, y, bias, x_scale, x_zero)
 
-    def _of_codes(self) -> _Fused:
-        """Return the kernel for codes quantized beforehand, where the chosen one would quantize x itself."""
-        if self._codes_kernel is None:
-            chosen: Any = self._fused.cfg
-            cfg = dataclasses.replace(chosen, fused=False)
-            if kernels.check(cfg, self.problem, self.choice.device) is not None:
-                usual: Any = kernels.default(self.problem, self.choice.device)
-                cfg = dataclasses.replace(usual, fused=False)
-            self._codes_kernel = _Fused(cfg, self.problem, self.qw, self._has_bias)
-        return self._codes_kernel
+    def _of_codes(self, codes: str) -> _Fused:
+        """Return the kernel for codes quantized beforehand, also where the chosen one would quantize x itself."""
+        if codes not in self._codes_kernels:
+            cfg: Any = self.choice.config
+            if cfg.fused:
+                cfg = dataclasses.replace(cfg, fused=False)
+                if kernels.check(cfg, self.problem, self.choice.device) is not None:
+                    cfg = kernels.default(self.problem, self.choice.device, fused=False)
+            self._codes_kernels[codes] = _Fused(cfg, self.problem, self.qw, self._has_bias, codes)
+        return self._codes_kernels[codes]
 
-    def _by_dequant(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None) -> None:
+    def _by_dequant(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None, x_zero: Array | None) -> None:
         import cupy
 
         # Dense weights are large: they come from CuPy's pool and go back to it, rather than stay as scratch.
@@ -353,7 +431,7 @@ class Launcher:
         if bias is not None:
             cupy.add(y, bias, out=y)
 
-    def _by_dense(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None) -> None:
+    def _by_dense(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None, x_zero: Array | None) -> None:
         """Multiply with CuPy's operations alone, on GPUs and shapes that no kernel of cupyq serves."""
         import cupy
 
@@ -363,14 +441,24 @@ class Launcher:
             # float64 holds the sums of int8 products exactly, however long K is.
             kind = FLOAT64 if self.problem.op == "w8a8-int8" else FLOAT32
             if x_scale is None:
-                x, x_scale = reference.quantize_activations(x, self.problem.op)
+                x, x_scale, x_zero = reference.activation_codes(x, self.qw)
             values = x.astype(kind) if self.problem.op == "w8a8-int8" else float8_decode(x)
-            w = reference.dequantize(self.qw, kind)
+            if x_zero is not None:
+                values -= x_zero.reshape(-1, 1).astype(kind)
+            w = reference.dequantize(dataclasses.replace(self.qw, activations=DYNAMIC), kind)
             if self.problem.op == "w8a8-fp8-block":
                 wide = cupy.matmul(values * cupy.repeat(x_scale, BLOCK, axis=-1)[:, : self.problem.k], w)
             else:
                 wide = cupy.matmul(values, w) * x_scale.reshape(-1, 1)
         y[...] = wide if bias is None else wide + bias.astype(wide.dtype)
+
+
+def _gathered(qw: QuantizedWeight) -> QuantizedWeight:
+    """Return the weight as its kernels see it: the launcher gathers x's columns, so the factors come in that order."""
+    rule = qw.activations
+    if qw.perm is not None and rule.factor is not None:
+        rule = rule.with_factor(rule.factor[qw.perm])
+    return dataclasses.replace(qw, perm=None, activations=rule)
 
 
 def dequantizer(cfg: kernels.Config | None, problem: Problem, qw: QuantizedWeight) -> _Step:
@@ -405,24 +493,46 @@ def dequantize(qw: QuantizedWeight, dtype: str | np.dtype) -> Array | None:
     return w
 
 
-def quantize_activations(x: Array, scheme: str) -> tuple[Array, Array] | None:
+def quantize_activations(
+    x: Array,
+    scheme: str,
+    scale: float | None = None,
+    *,
+    zero: int | None = None,
+    symmetric: bool = True,
+    factor: Array | None = None,
+) -> tuple[Array, ...] | None:
     """Quantize rows of x with the kernel, on the current device; None where it does not serve this x."""
     import cupy
 
     dtype = np.dtype(x.dtype).name
-    if scheme not in ("w8a8-int8", "w8a8-fp8") or dtype not in _DTYPES or x.ndim == 0 or x.size == 0:
+    if scheme not in reference.LARGEST_CODE or dtype not in _DTYPES or x.ndim == 0 or x.size == 0:
         return None
     k = x.shape[-1]
+    if factor is not None and (tuple(factor.shape) != (k,) or factor.dtype != x.dtype):
+        return None  # the reference says what is wrong
+    rule = Activations(scale, zero, symmetric, factor)
+    rule.check(scheme, k)
     rows = x.reshape(-1, k)
-    problem = Problem(scheme, rows.shape[0], 1, k, -1, True, dtype)
-    cfg = quantize_activations_kernel.default(problem)
-    if kernels.check(cfg, problem, devices.live(int(x.device.id))) is not None:
+    problem = Problem(scheme, rows.shape[0], 1, k, dtype=dtype)
+    if kernels.check(quantize_activations_kernel.for_rule(problem, rule), problem, devices.live(int(x.device.id))):
         return None
-    step = _Quantize(problem)
+    step = _Quantize(problem, rule, x)
     codes = cupy.empty(step.shape, step.dtype)
-    x_scale = cupy.empty((problem.m,), FLOAT32)
-    step(rows, codes, x_scale)
-    return codes[:, :k].reshape(x.shape), x_scale.reshape(x.shape[:-1])
+    lead = x.shape[:-1]
+    if step.codes == "tensor":
+        x_scale = cupy.full((problem.m,), rule.scale, FLOAT32)
+        x_zero = None if rule.zero is None else cupy.full((problem.m,), rule.zero, np.int32)
+        step(rows, codes)
+    else:
+        x_scale = cupy.empty(scale_shape(problem), FLOAT32)
+        x_zero = cupy.empty((problem.m,), np.int32) if step.codes == "zeros" else None
+        step(rows, codes, x_scale, x_zero)
+        x_scale = _seen_scales(x_scale, problem)
+    if len(lead) != 1:  # a view of blocks' scales stays one for a matrix, and the product need not copy it
+        x_scale = x_scale.reshape((*lead, *x_scale.shape[1:]))
+    made = (codes[:, :k].reshape(x.shape), x_scale)
+    return made if x_zero is None else (*made, x_zero.reshape(lead))
 
 
 # --- launchers, remembered --------------------------------------------------------------------------------------------

@@ -29,10 +29,12 @@ def activation_dtype(dtype: str | np.dtype | type) -> np.dtype:
     return found
 
 
-def _check_x(x: Array, qw: QuantizedWeight, x_scale: Array | None) -> None:
+def _check_x(x: Array, qw: QuantizedWeight, x_scale: Array | None, x_zero: Array | None = None) -> None:
     expect_weight(qw)
     namespace_of(x, "x")
     dtype = np.dtype(x.dtype)
+    if x_zero is not None:
+        _check_x_zero(x, qw, x_scale, x_zero)
     if x_scale is not None:
         if qw.weight_only:
             raise ArgumentError(f"x_scale must be None for {qw.scheme}: its activations are not quantized")
@@ -54,6 +56,19 @@ def _check_x(x: Array, qw: QuantizedWeight, x_scale: Array | None) -> None:
         raise ShapeError(f"x must have shape (..., {qw.k}) to match the weight's K, got {tuple(x.shape)}")
 
 
+def _check_x_zero(x: Array, qw: QuantizedWeight, x_scale: Array | None, x_zero: Array) -> None:
+    if x_scale is None:
+        raise ArgumentError(
+            "x_zero is given without x_scale: zero points belong to codes; qw.activations asks for them"
+        )
+    if qw.scheme != "w8a8-int8":
+        raise ArgumentError(f"x_zero must be None for {qw.scheme}: its activations have no zero points")
+    if np.dtype(x_zero.dtype) != np.int32:
+        raise DTypeError(f"x_zero must be int32, got {np.dtype(x_zero.dtype).name}")
+    if tuple(x_zero.shape) != tuple(x.shape[:-1]):
+        raise ShapeError(f"x_zero must have shape {tuple(x.shape[:-1])}, one a row of x, got {tuple(x_zero.shape)}")
+
+
 def _check_result(name: str, array: Array | None, shape: tuple[int, ...], dtype: np.dtype) -> None:
     if array is None:
         return
@@ -73,6 +88,7 @@ def matmul(
     *,
     out: Array | None = None,
     x_scale: Array | None = None,
+    x_zero: Array | None = None,
     dtype: str | np.dtype | None = None,
     batch_invariant: bool = False,
 ) -> Array:
@@ -81,7 +97,8 @@ def matmul(
     Parameters
     ----------
     x : (..., K) float16 or bfloat16, NumPy or CuPy
-        Any strides. With w8a8 each row is quantized on the fly; or x holds codes already, see `x_scale`.
+        Any strides. With w8a8 each row is quantized on the fly, by the rule `qw.activations`; or x holds codes already,
+        see `x_scale`.
     qw : QuantizedWeight
         In the same memory as x: host, or the same CUDA device.
     bias : (N,) of the result's dtype, optional
@@ -91,6 +108,8 @@ def matmul(
     x_scale : (...,) float32, optional
         w8a8: x holds codes of :func:`quantize_activations`, and these are their scales; "w8a8-fp8-block":
         (..., ceil(K/128)).
+    x_zero : (...,) int32, optional
+        w8a8-int8, with `x_scale`: the zero points of codes that have them.
     dtype : dtype, optional
         Of the result, with `x_scale` only: float16 (default) or bfloat16. Otherwise the result has x's dtype.
     batch_invariant : bool
@@ -111,14 +130,14 @@ def matmul(
     IllegalConfig
         `batch_invariant`, and no kernel of cupyq runs this product on x's device.
     """
-    _check_x(x, qw, x_scale)
+    _check_x(x, qw, x_scale, x_zero)
     if x_scale is None:
         if dtype is not None and activation_dtype(dtype) != np.dtype(x.dtype):
             raise DTypeError(f"dtype must be x's own, {np.dtype(x.dtype).name}, where x is not quantized; got {dtype}")
         result = np.dtype(x.dtype)
     else:
         result = activation_dtype(FLOAT16 if dtype is None else dtype)
-    xp, ordinal = common_namespace(x=x, qw=qw.packed, bias=bias, out=out, x_scale=x_scale)
+    xp, ordinal = common_namespace(x=x, qw=qw.packed, bias=bias, out=out, x_scale=x_scale, x_zero=x_zero)
     shape = (*x.shape[:-1], qw.n)
     _check_result("bias", bias, (qw.n,), result)
     _check_result("out", out, shape, result)
@@ -126,7 +145,7 @@ def matmul(
         return xp.empty(shape, result) if out is None else out
     if ordinal is None:
         product = _row_by_row if batch_invariant else reference.product
-        y = product(x, qw, bias, x_scale=x_scale, dtype=result)
+        y = product(x, qw, bias, x_scale=x_scale, x_zero=x_zero, dtype=result)
         if out is None:
             return y
         out[...] = y
@@ -136,17 +155,26 @@ def matmul(
     with launch.on_device(ordinal):
         m = math.prod(x.shape[:-1])
         run = launch.launcher(qw, m, result, ordinal, bias is not None, batch_invariant)
-        return _into(run, x, bias, out, x_scale, shape, result)
+        return _into(run, x, bias, out, x_scale, x_zero, shape, result)
 
 
-def _row_by_row(x: Array, qw: QuantizedWeight, bias: Array | None, *, x_scale: Array | None, dtype: np.dtype) -> Array:
+def _row_by_row(
+    x: Array,
+    qw: QuantizedWeight,
+    bias: Array | None,
+    *,
+    x_scale: Array | None,
+    x_zero: Array | None,
+    dtype: np.dtype,
+) -> Array:
     """Multiply on the host so that a row's bits are its own: BLAS rounds otherwise for another number of rows."""
     rows = x.reshape(-1, x.shape[-1])
     scales = None if x_scale is None else x_scale.reshape(-1, *x_scale.shape[x.ndim - 1 :])
+    zeros = None if x_zero is None else x_zero.reshape(-1)
     y = np.empty((rows.shape[0], qw.n), dtype)
     for i in range(rows.shape[0]):
-        scale = None if scales is None else scales[i : i + 1]
-        y[i] = reference.product(rows[i : i + 1], qw, bias, x_scale=scale, dtype=dtype)[0]
+        scale, zero = (None if array is None else array[i : i + 1] for array in (scales, zeros))
+        y[i] = reference.product(rows[i : i + 1], qw, bias, x_scale=scale, x_zero=zero, dtype=dtype)[0]
     return y.reshape(*x.shape[:-1], qw.n)
 
 
@@ -156,6 +184,7 @@ def _into(
     bias: Array | None,
     out: Array | None,
     x_scale: Array | None,
+    x_zero: Array | None,
     shape: tuple[int, ...],
     dtype: np.dtype,
 ) -> Array:
@@ -175,9 +204,10 @@ def _into(
     if x_scale is not None:
         x_scale = cupy.ascontiguousarray(x_scale).reshape(-1, *x_scale.shape[x.ndim - 1 :])
         x = x.view(np.uint8) if np.dtype(x.dtype) == FLOAT8 else x
+        x_zero = None if x_zero is None else cupy.ascontiguousarray(x_zero).reshape(-1)
     rows = x.reshape(-1, x.shape[-1])
-    launch.scratch.keep(rows, y, bias, x_scale)
-    run(rows, y.reshape(-1, shape[-1]), bias, x_scale)
+    launch.scratch.keep(rows, y, bias, x_scale, x_zero)
+    run(rows, y.reshape(-1, shape[-1]), bias, x_scale, x_zero)
     if out is None or direct:
         return y
     out[...] = y
@@ -249,7 +279,7 @@ class Plan:
         _check_result("out", out, shape, self.dtype)
         assert ordinal is not None
         with launch.on_device(ordinal):
-            return _into(self._run, x, self._bias, out, None, shape, self.dtype)
+            return _into(self._run, x, self._bias, out, None, None, shape, self.dtype)
 
 
 def plan(
@@ -351,29 +381,51 @@ def dequantize(qw: QuantizedWeight, dtype: str | np.dtype = "float32") -> Array:
         return reference.dequantize(qw, dtype) if made is None else made
 
 
-def quantize_activations(x: Array, scheme: str, scale: float | None = None) -> tuple[Array, Array]:
+def quantize_activations(
+    x: Array,
+    scheme: str,
+    scale: float | None = None,
+    *,
+    zero: int | None = None,
+    symmetric: bool = True,
+    factor: Array | None = None,
+) -> tuple[Array, ...]:
     """Quantize activations to 8 bits, row by row, as :func:`matmul` does for w8a8 weights.
 
     ``x_scale = max|row| / 127`` (int8) or ``/ 448`` (fp8) in float32, and ``code = x / x_scale``, rounded half to even
     and saturated. A row of zeros gets the scale 1. A row that holds NaN or infinity gets that as its scale.
 
+    Asymmetric int8: with top and bottom of a row and 0, ``x_scale = top / 255 - bottom / 255``, ``x_zero = rint(-128 -
+    bottom / x_scale)``, ``code = rint(x / x_scale + x_zero)``, and x is about ``(code - x_zero) * x_scale``.
+
     Parameters
     ----------
     x : (..., K) float16, bfloat16 or float32; NumPy or CuPy
     scheme : str
-        "w8a8-int8" or "w8a8-fp8".
+        "w8a8-int8", "w8a8-fp8" or "w8a8-fp8-block", which has a scale for every 128 k of a row.
     scale : float, optional
-        A scale fixed beforehand, for every row (static quantization).
+        A scale fixed beforehand, 2**-126 to 2**126, for every row (static quantization); codes saturate at -128..127
+        or +-448. Not for "w8a8-fp8-block".
+    zero : int, optional
+        The zero point, -128..127, that goes with `scale`: int8 only.
+    symmetric : bool
+        False: int8 codes with a zero point a row.
+    factor : (K,) of x's dtype, optional
+        Multiplies the columns of x first, exactly (SmoothQuant; the weight is divided by it).
 
     Returns
     -------
     codes : (..., K) int8 or float8_e4m3fn (on CuPy its bit patterns as uint8)
-    x_scale : (...,) float32
+    x_scale : (...,) float32; "w8a8-fp8-block": (..., ceil(K/128))
+    x_zero : (...,) int32
+        Only if `zero` is given or `symmetric` is False.
     """
-    if namespace_of(x, "x") is np:
-        return reference.quantize_activations(x, scheme, scale)
+    options: dict[str, Any] = {"zero": zero, "symmetric": symmetric, "factor": factor}
+    _, ordinal = common_namespace(x=x, factor=factor)
+    if ordinal is None:
+        return reference.quantize_activations(x, scheme, scale, **options)
     from . import launch
 
-    with launch.on_device(int(x.device.id)):
-        made = None if scale is not None else launch.quantize_activations(x, scheme)
-        return reference.quantize_activations(x, scheme, scale) if made is None else made
+    with launch.on_device(ordinal):
+        made = launch.quantize_activations(x, scheme, scale, **options)
+        return reference.quantize_activations(x, scheme, scale, **options) if made is None else made

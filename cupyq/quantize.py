@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .activations import DYNAMIC, Activations
 from .arrays import (
     BFLOAT16,
     FLOAT16,
@@ -17,6 +18,7 @@ from .arrays import (
     FLOAT_DTYPES,
     FP8_MAX,
     Array,
+    common_namespace,
     first_position,
     float8_decode,
     float8_encode,
@@ -85,6 +87,7 @@ def quantize(
     *,
     clip: str = "none",
     scale_dtype: str | np.dtype | None = None,
+    activations: Activations = DYNAMIC,
 ) -> QuantizedWeight:
     """Quantize a float weight by rounding to nearest.
 
@@ -111,6 +114,9 @@ def quantize(
         group by group, the one with the least squared error against w: about 30 times slower, never worse.
     scale_dtype : str or dtype, optional
         "float16" (default) or "bfloat16"; w8a8 stores float32.
+    activations : Activations
+        w8a8: how activations are quantized; by default each token gets a scale when it arrives. With a factor
+        (SmoothQuant) w is divided by it here.
 
     Returns
     -------
@@ -136,6 +142,10 @@ def quantize(
     if w.ndim != 2 or w.shape[0] == 0:
         raise ShapeError(f"w must have shape (K, N) with K >= 1, got {tuple(w.shape)}")
     k, n = map(int, w.shape)
+    if not isinstance(activations, Activations):
+        raise ArgumentError(f"activations must be a cupyq.Activations, got {type(activations).__name__}")
+    activations.check(scheme, k)
+    common_namespace(w=w, factor=activations.factor)
     groups = group_count(k, group_size)
     size = k if group_size == -1 else group_size
     codes = xp.empty((k, n), dtype=np.uint8 if scheme != "w8a8-int8" else np.int8)
@@ -143,7 +153,7 @@ def quantize(
     zeros = None if symmetric else xp.empty((groups, n), dtype=np.uint8)
     ratios = CLIP_RATIOS if clip == "search" else (1.0,)
     for columns in _column_blocks(k, n, BLOCK if scheme == "w8a8-fp8-block" else 16):
-        block = _finite(w[:, columns], columns.start, xp)
+        block = _smoothed(_finite(w[:, columns], columns.start, xp), activations.factor, xp)
         whole = k // size * size
         parts = [(slice(0, whole), slice(0, whole // size), size)] if whole else []
         if whole < k:  # a last group that K does not fill
@@ -155,7 +165,7 @@ def quantize(
             scales[grid, columns] = s
             if zeros is not None:
                 zeros[grid, columns] = z
-    return pack(codes, scales, zeros, scheme=scheme, group_size=group_size)
+    return pack(codes, scales, zeros, scheme=scheme, group_size=group_size, activations=activations)
 
 
 def _rule(scheme: str, symmetric: bool, scale_dtype: np.dtype) -> _Grid:
@@ -191,6 +201,19 @@ def _finite(block: Array, start: int, xp: ModuleType) -> Array:
         row, column = first_position(bad)
         raise ArgumentError(f"w must be finite, got {float(wide[row, column])} at {(row, start + column)}")
     return wide
+
+
+def _smoothed(block: Array, factor: Array | None, xp: ModuleType) -> Array:
+    """Return a block of w divided by the factors of its rows."""
+    if factor is None:
+        return block
+    with np.errstate(over="ignore"):
+        block = block / factor.astype(block.dtype)[:, None]
+    bad = ~xp.isfinite(block)
+    if bool(bad.any()):
+        row, _ = first_position(bad)
+        raise ArgumentError(f"w divided by activations.factor must be finite, it overflows in row {row}")
+    return block
 
 
 def _best(

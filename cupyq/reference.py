@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from . import layout
+from .activations import LARGEST_CODE, SMALLEST_SCALE, check_static_scale, check_zero, lopsided, safe_scale
 from .arrays import (
     BFLOAT16,
     FLOAT8,
     FLOAT16,
     FLOAT32,
     FLOAT64,
-    FP8_MAX,
     Array,
     float8_decode,
     float8_encode,
@@ -28,12 +28,6 @@ from .arrays import (
 )
 from .errors import ArgumentError, DTypeError, ShapeError
 from .weights import BLOCK, FP8_SCHEMES, QuantizedWeight, codes_of, column_sums, expect_weight, symmetric_zero
-
-LARGEST_CODE = {"w8a8-int8": 127.0, "w8a8-fp8": FP8_MAX, "w8a8-fp8-block": FP8_MAX}
-"""Schemes with quantized activations, and the code that the largest magnitude of a row maps to."""
-
-SMALLEST_SCALE = 2.0**-126
-"""Least scale of a row of activations: GPUs flush smaller float32 values to zero."""
 
 # 1024 products of two int8 codes sum to at most 2**24: float32 BLAS is exact on pieces of K this long.
 _EXACT_K = 1024
@@ -60,15 +54,21 @@ def dequantize(qw: QuantizedWeight, dtype: str | np.dtype = "float32") -> Array:
 
     Returns
     -------
-    (K, N) of `dtype`, in the memory of `qw`; rows in the order of x's columns (act order is undone)
+    (K, N) of `dtype`, in the memory of `qw`; rows in the order of x's columns (act order is undone), multiplied by the
+    factor of `qw.activations`, so that ``x @ w`` is what `qw` stands for
     """
     expect_weight(qw)
     dtype = _float_dtype(dtype)
     xp = namespace_of(qw.packed, "packed")
     wide = FLOAT64 if dtype == FLOAT64 else FLOAT32
     out = xp.empty((qw.k, qw.n), dtype=dtype)
+    factor = qw.activations.factor
+    if factor is not None:
+        factor = (factor if qw.perm is None else factor[qw.perm]).astype(wide)[:, None]
     with np.errstate(over="ignore"):  # a weight beyond float16 is infinity, as on a GPU
         for columns, values in _column_blocks(qw, wide):
+            if factor is not None:
+                values *= factor
             if qw.perm is None:
                 out[:, columns] = values.astype(dtype, copy=False)
             else:
@@ -113,10 +113,6 @@ def _block(qw: QuantizedWeight, first: int, last: int, columns: int, dtype: np.d
 
 
 # --- activations ------------------------------------------------------------------------------------------------------
-
-
-LARGEST_STATIC_SCALE = 2.0**126
-"""Largest scale fixed beforehand: the reciprocal of a larger one would be flushed to zero."""
 
 
 def quantize_activations(
@@ -187,9 +183,9 @@ def quantize_activations(
         raise ArgumentError("zero: it needs the scale that goes with it")
     elif symmetric:
         largest = _row_maximum(xp.abs(wide), scheme, xp)
-        x_scale = _safe_scale(largest / np.float32(LARGEST_CODE[scheme]), xp)
+        x_scale = safe_scale(largest / np.float32(LARGEST_CODE[scheme]), xp)
     else:
-        x_scale, x_zero = _lopsided(wide, xp)
+        x_scale, x_zero = lopsided(wide, xp)
     step = xp.repeat(x_scale, BLOCK, axis=-1)[..., : x.shape[-1]] if scheme == "w8a8-fp8-block" else x_scale[..., None]
     with np.errstate(invalid="ignore", over="ignore"):  # inf / inf; x / a static scale
         steps = wide / step
@@ -214,36 +210,26 @@ def _row_maximum(magnitudes: Array, scheme: str, xp: Any) -> Array:
     return padded.reshape(*magnitudes.shape[:-1], blocks, BLOCK).max(axis=-1)
 
 
-def _safe_scale(wanted: Array, xp: Any) -> Array:
-    """Zeros may have any scale, and 1 divides safely; a subnormal scale would be flushed to zero."""
-    return xp.where(wanted == 0, np.float32(1), xp.maximum(wanted, np.float32(SMALLEST_SCALE))).astype(np.float32)
-
-
-def _lopsided(wide: Array, xp: Any) -> tuple[Array, Array]:
-    """Return (scale, zero point) of rows whose codes -128..127 cover them and zero."""
-    top, bottom = xp.maximum(wide.max(axis=-1), 0), xp.minimum(wide.min(axis=-1), 0)
-    with np.errstate(invalid="ignore", over="ignore"):
-        scale = _safe_scale(top / np.float32(255) - bottom / np.float32(255), xp)
-        zero = xp.clip(xp.rint(np.float32(-128) - bottom / scale), -128, 127)
-    return scale, xp.where(xp.isnan(zero), np.float32(-128), zero).astype(np.int32)
-
-
 def _fixed_scale(
     x: Array, scheme: str, scale: float, zero: int | None, symmetric: bool, xp: Any
 ) -> tuple[Array, Array | None]:
-    number = float(scale)
     if scheme == "w8a8-fp8-block":
         raise ArgumentError("scale: w8a8-fp8-block has a scale for every 128 k of a row")
-    if not (SMALLEST_SCALE <= number <= LARGEST_STATIC_SCALE):
-        raise ArgumentError(f"scale must be a positive, finite float32 from 2**-126 to 2**126, got {scale!r}")
-    x_scale = xp.full(x.shape[:-1], number, dtype=np.float32)
+    x_scale = xp.full(x.shape[:-1], check_static_scale(scale), dtype=np.float32)
     if zero is None:
         if not symmetric:
             raise ArgumentError("symmetric=False: a scale fixed beforehand needs its zero point, zero")
         return x_scale, None
-    if isinstance(zero, bool) or int(zero) != zero or not -128 <= zero <= 127:
-        raise ArgumentError(f"zero must be an integer from -128 to 127, got {zero!r}")
-    return x_scale, xp.full(x.shape[:-1], int(zero), dtype=np.int32)
+    return x_scale, xp.full(x.shape[:-1], check_zero(zero), dtype=np.int32)
+
+
+def activation_codes(x: Array, qw: QuantizedWeight) -> tuple[Array, Array, Array | None]:
+    """Return (codes, x_scale, x_zero or None) of x, quantized by the rule of a w8a8 weight."""
+    rule = qw.activations
+    made = quantize_activations(
+        x, qw.scheme, rule.scale, zero=rule.zero, symmetric=rule.symmetric, factor=rule.factor_as(np.dtype(x.dtype))
+    )
+    return made if len(made) == 3 else (*made, None)
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
@@ -271,7 +257,8 @@ def matmul(
     Parameters
     ----------
     x : (..., K)
-        Any float dtype. For w8a8, :func:`quantize_activations` is applied first; or its codes, with `x_scale`.
+        Any float dtype. For w8a8, :func:`quantize_activations` is applied first, by the rule `qw.activations`; or its
+        codes, with `x_scale`.
     qw : QuantizedWeight, NumPy
     bias : (N,), optional
     x_scale : (...,) float32, optional
@@ -292,7 +279,7 @@ def matmul(
             for columns, values in _column_blocks(qw, FLOAT64):
                 y[:, columns] = rows @ values
     else:
-        codes, x_scale = quantize_activations(x, qw.scheme) if x_scale is None else (x, x_scale)
+        codes, x_scale, x_zero = activation_codes(x, qw) if x_scale is None else (x, x_scale, x_zero)
         sums = accumulate(codes, qw).reshape(-1, qw.n)
         if x_zero is not None:
             sums = sums - x_zero.reshape(-1, 1).astype(np.int64) * column_sums(qw)
@@ -306,7 +293,7 @@ def matmul(
 
 def _block_activations(x: np.ndarray, qw: QuantizedWeight, x_scale: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
     """Return activations with a scale for every 128 k, quantized and scaled back, in `dtype`."""
-    codes, x_scale = quantize_activations(x, qw.scheme) if x_scale is None else (x, x_scale)
+    codes, x_scale = activation_codes(x, qw)[:2] if x_scale is None else (x, x_scale)
     scales = np.repeat(x_scale.astype(dtype), BLOCK, axis=-1)[..., : qw.k]
     with np.errstate(invalid="ignore", over="ignore"):
         return float8_decode(codes).astype(dtype) * scales
@@ -358,7 +345,7 @@ def product(
             for columns, values in _column_blocks(qw, FLOAT32):
                 np.matmul(rows, values, out=y[:, columns])
     else:
-        codes, x_scale = quantize_activations(x, qw.scheme) if x_scale is None else (x, x_scale)
+        codes, x_scale, x_zero = activation_codes(x, qw) if x_scale is None else (x, x_scale, x_zero)
         sums = accumulate(codes, qw) if qw.scheme == "w8a8-int8" else _float8_sums(codes, qw)
         if x_zero is not None:
             sums = sums - x_zero[..., None].astype(np.int64) * column_sums(qw)
@@ -406,7 +393,7 @@ def bound(
     - weights scaled in 16 bits before the product: ``v A`` with v the unit roundoff of `dtype`, and half of its
       smallest step for each \\|x\\|.
     - fp8 tensor cores that keep fewer bits (about 14 on Hopper and Ada) and hand over to float32 every `promote_k`,
-      an instruction for each 32 k: ``promote_k / 32 * 2**(1 - accumulator_bits) * A``. A model, not a theorem.
+      an instruction for each 32 k: ``ceil(promote_k / 32) * 2**(1 - accumulator_bits) * A``. A model, not a theorem.
     - bias, one float32 addition: ``u (|y| + |bias|)``.
     - rounding of the result to `dtype`: ``v |y|``, at least half of its smallest step.
 
@@ -421,7 +408,8 @@ def bound(
     accumulator_bits : int
         Significant bits of fp8 accumulators within `promote_k`: 24, or 14 on GPUs that keep no more.
     promote_k : int
-        k summed in an fp8 accumulator of fewer bits.
+        k summed in an fp8 accumulator of fewer bits before float32 takes over (`W8A8Config.tensor_k` of a config); 0,
+        or more than K, is all of K.
     likely : bool
         Replace K in gamma by ``8 sqrt(K)``: what rounding errors of mean zero stay under with overwhelming
         probability (Higham and Mary, 2019). For data of random signs; catches far smaller faults.
@@ -440,7 +428,8 @@ def bound(
         steps = (min(8 * np.sqrt(qw.k), qw.k) if likely else qw.k) + 16
         error = steps * u / (1 - steps * u) * size
         if qw.scheme in FP8_SCHEMES and accumulator_bits < 24:
-            error += promote_k / 32 * 2.0 ** (1 - accumulator_bits) * size
+            summed = min(promote_k, qw.k) if promote_k else qw.k
+            error += -(-summed // 32) * 2.0 ** (1 - accumulator_bits) * size
         if scaled_weights:
             reach = np.abs(x.reshape(-1, qw.k).astype(np.float64)).sum(axis=1).reshape(*x.shape[:-1], 1)
             error += v * size + step / 2 * reach
@@ -459,7 +448,7 @@ def _absolute_product(x: np.ndarray, qw: QuantizedWeight, x_scale: np.ndarray | 
     elif qw.scheme == "w8a8-fp8-block":
         rows = np.abs(_rows(_block_activations(x, qw, x_scale, FLOAT64), qw))
     else:
-        codes, x_scale = quantize_activations(x, qw.scheme) if x_scale is None else (x, x_scale)
+        codes, x_scale = activation_codes(x, qw)[:2] if x_scale is None else (x, x_scale)
         values = float8_decode(codes) if qw.scheme == "w8a8-fp8" else codes
         rows = np.abs(_rows(values.astype(np.float64) * x_scale[..., None].astype(np.float64), qw))
     y = np.empty((rows.shape[0], qw.n))

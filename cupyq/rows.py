@@ -38,35 +38,44 @@ def reset() -> None:
 
 
 def open_store() -> Any:
-    """Return the tuning database, opened for reading once a process; where there is none, presets in memory.
+    """Return the tuning database, opened for looking up once a process; where there is none, the presets alone.
 
     A file that appears later is seen by the next problem that is looked up.
     """
     global _store
-    import cupyq.db as db
+    from cupyq.db import place, reader
+    from cupyq.db.environment import Environment
 
-    path = db.default_path()
+    path = place.default_path()
     with _lock:
         if _store is not None and _store[0] == path and (_store[1] or not path.exists()):
             return _store[2]
         there = path.exists()
-        store = db.open_or_none(path) or db.open(":memory:")
+        store = reader.open_or_none(path) or reader.Reader(None, Environment.here())
         _store = (path, there, store)
         return store
 
 
-def find(problem: Problem, device: DeviceSpec) -> tuple[Any, list[Any], str | None]:
-    """Return (exact row or None, nearest rows, why there can be no other row or None)."""
-    paths = ("fused", "dequant") if problem.weight_only else ("fused",)
+def find(problem: Problem, device: DeviceSpec) -> tuple[Any, str | None]:
+    """Return (the row for exactly this problem or None, why there can be no other or None)."""
     try:
         store = open_store()
-        missing = None
-        if _store is not None and _store[2] is store and not _store[1]:
-            missing = "there is no database"
-        return store.lookup(device, problem, paths=paths), store.nearest(device, problem, paths=paths), missing
+        missing = "there is no database" if store.path is None else None
+        return store.lookup(device, problem, paths=_paths(problem)), missing
     except FAULTS as error:
-        _warn(error)
-        return None, [], f"the database cannot be used: {error}"
+        return None, _fault(error)
+
+
+def near(problem: Problem, device: DeviceSpec) -> tuple[list[Any], str | None]:
+    """Return (measured rows of other shapes and bands, nearest first; why there can be no others or None)."""
+    try:
+        return open_store().nearest(device, problem, paths=_paths(problem)), None
+    except FAULTS as error:
+        return [], _fault(error)
+
+
+def _paths(problem: Problem) -> tuple[str, ...]:
+    return ("fused", "dequant") if problem.weight_only else ("fused",)
 
 
 def by_path(problem: Problem, device: DeviceSpec) -> dict[str, Any]:
@@ -74,11 +83,12 @@ def by_path(problem: Problem, device: DeviceSpec) -> dict[str, Any]:
     try:
         return dict(open_store().paths(device, problem))
     except FAULTS as error:
-        _warn(error)
+        _fault(error)
         return {}
 
 
-def _warn(error: BaseException) -> None:
+def _fault(error: BaseException) -> str:
+    """Warn of what keeps the database from being used, once, and return it in words."""
     if str(error) not in _warned:
         _warned.add(str(error))
         warnings.warn(
@@ -86,9 +96,10 @@ def _warn(error: BaseException) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+    return f"the database cannot be used: {error}"
 
 
 def said(row: Any) -> str:
     """Say what a row holds: its time, where that is from, and for which M."""
-    shipped = ", a preset" if getattr(row, "preset", False) else ""
-    return f"{row.time_us:.4g} us {row.source} at M={row.m}{shipped}, trial {row.uid[:12]}"
+    where = "a preset" if row.preset else f"trial {row.uid[:12]}"
+    return f"{row.time_us:.4g} us {row.source} at M={row.m}, {where}"

@@ -19,6 +19,7 @@ from cupyq.kernels.problem import OPS
 from cupyq.tuner import display, quality, samplers, study, workloads
 from cupyq.tuner.one_problem import Settings
 from cupyq.tuner.predicted import PredictedObjective, ranking
+from cupyq.tuner.shared import Storage
 from cupyq.tuner.verify import Verifier
 
 
@@ -27,7 +28,8 @@ from cupyq.tuner.verify import Verifier
 @click.option("--devices", "fleet", metavar="all|0,1,...", help="Measure on several GPUs of this machine at once.")
 @click.option("--shapes", metavar="KxN,...", help="Weights to tune: input features x output features.")
 @click.option("--model", metavar="NAME|FILE", help="A built-in model (minilm, llama-3-8b, ...) or a config.json.")
-@click.option("--tensor-parallel", type=int, default=1, show_default=True, metavar="GPUS", help="Share --model so.")
+@click.option("--tensor-parallel", type=click.IntRange(min=1), metavar="GPUS", help="Share --model among so many.")
+@click.option("--layers", type=click.Choice([*workloads.LAYERS]), help="Of --model: q, k, v as one product or apart.")
 @click.option("--k", "one_k", type=int, metavar="K", help="With --n: one shape, as --shapes KxN.")
 @click.option("--n", "one_n", type=int, metavar="N", help="With --k.")
 @click.option("--weights", metavar="FILE[:TENSOR]", help="Also take the quantization error on these (safetensors).")
@@ -42,6 +44,7 @@ from cupyq.tuner.verify import Verifier
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the sampler and of the verifier's inputs.")
 @click.option("--verify/--no-verify", default=True, show_default=True, help="Check winners against the reference.")
 @click.option("--db", "path", type=click.Path(path_type=Path), metavar="PATH", help="The database; default $CUPYQ_DB.")
+@click.option("--storage", metavar="URL", help="Share the work with other machines: postgresql://USER@HOST/DATABASE.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON, and nothing else, on stdout.")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 def cli(**options: Any) -> None:
@@ -55,12 +58,17 @@ def cli(**options: Any) -> None:
     errors = {} if given is None else given.errors(problems)
     settings = Settings(options["trials"], options["sampler"], options["seed"], options["verify"])
     console = _console(options)
-    with db.open(options["path"]) as store, _progress(console, len(fleet)) as progress:
+    with (
+        _storage(options["storage"]) as storage,
+        db.open(options["path"]) as store,
+        _progress(console, len(fleet)) as progress,
+    ):
 
         def make(device: DeviceSpec) -> study.Tuner:
             tuner = _tuner(store, device, settings, options, progress)
             tuner.quantization_errors = errors
             tuner.weights = None if given is None else given.name
+            tuner.storage = storage
             return tuner
 
         if len(fleet) == 1:
@@ -85,7 +93,7 @@ def cli(**options: Any) -> None:
             display.show(console, result, source, store.path)
             if given is not None:
                 console.print(display.pareto_table([r for r in front if r["device"] == device.name], given.name))
-    if any(result.interrupted or result.failed for _, result in results):
+    if any(result.interrupted or result.failed or result.out_of_time for _, result in results):
         raise click.exceptions.Exit(1)
 
 
@@ -109,6 +117,15 @@ def _tuner(
     )
 
 
+@contextlib.contextmanager
+def _storage(url: str | None) -> Iterator[Storage | None]:
+    if url is None:
+        yield None
+        return
+    with contextlib.closing(Storage(url)) as storage:
+        yield storage
+
+
 def _fleet(options: dict[str, Any]) -> list[DeviceSpec]:
     if options["fleet"] is None:
         return [_device(options["device"])]
@@ -116,7 +133,7 @@ def _fleet(options: dict[str, Any]) -> list[DeviceSpec]:
         raise ArgumentError("--device and --devices were both given; one of them is accepted")
     count = devices.live_count()
     if count == 0:
-        devices.resolve(None)  # raises, saying what is missing
+        _device(None)  # raises, saying what is missing
         raise NoDevice("no CUDA device can be used here")
     named = range(count) if options["fleet"] == "all" else workloads.parse_numbers("devices", options["fleet"])
     fleet = [devices.live(ordinal) for ordinal in named]
@@ -142,7 +159,12 @@ def _problems(options: dict[str, Any], given: quality.Weights | None) -> list[ke
     if options["shapes"] is not None:
         shapes += workloads.parse_shapes(options["shapes"])
     if options["model"] is not None:
-        shapes += workloads.model_shapes(options["model"], options["tensor_parallel"])
+        shapes += workloads.model_shapes(
+            options["model"], options["tensor_parallel"] or 1, options["layers"] or "usual"
+        )
+    for name in ("tensor_parallel", "layers"):
+        if options[name] is not None and options["model"] is None:
+            raise ArgumentError(f"--{name.replace('_', '-')} says how to take --model apart, and there is no --model")
     if (options["one_k"] is None) != (options["one_n"] is None):
         raise ArgumentError("--k and --n belong together")
     if options["one_k"] is not None:
@@ -152,6 +174,8 @@ def _problems(options: dict[str, Any], given: quality.Weights | None) -> list[ke
     if not shapes:
         raise ArgumentError("nothing to tune: name --shapes KxN,..., --model NAME or --weights FILE")
     ops = [part.strip() for part in options["ops"].split(",") if part.strip()]
+    if not ops:
+        raise ArgumentError(f"op is empty; accepted: {', '.join(OPS)}")
     for op in ops:
         if op not in OPS:
             raise ArgumentError(f"op={op!r} is unknown; accepted: {', '.join(OPS)}")

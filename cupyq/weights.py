@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import layout
+from .activations import DYNAMIC, Activations
 from .arrays import (
     BFLOAT16,
     FLOAT8,
@@ -40,6 +41,8 @@ LONGEST_INT8_K = 2**31 // 128**2
 """Longest K, 131,072, whose int32 sum of products of int8 codes fits. It is one too large for a column of nothing but
 -128 that meets a row of nothing but -128, so such a column is refused there."""
 LAYOUT_VERSION = 1
+# Of files that hold a rule for activations, which older versions would not heed.
+_ACTIVATIONS_VERSION = f"{LAYOUT_VERSION}+activations"
 _FORMAT_NAME = "cupyq-weight"
 
 
@@ -67,6 +70,8 @@ class QuantizedWeight:
     zeros : (ceil(N/16), G, 16) uint8, or None when symmetric
     perm : (K,) int32, or None
         Act order: packed row i multiplies column ``perm[i]`` of x.
+    activations : Activations
+        w8a8: how activations are quantized; by default with a scale a token, found when they arrive.
     """
 
     scheme: str
@@ -78,13 +83,17 @@ class QuantizedWeight:
     scales: Array
     zeros: Array | None = None
     perm: Array | None = None
+    activations: Activations = DYNAMIC
 
     def __post_init__(self) -> None:
         check_scheme(self.scheme)
         for name in ("k", "n"):
             object.__setattr__(self, name, _whole(getattr(self, name), name, at_least=1 if name == "k" else 0))
         object.__setattr__(self, "group_size", check_group_size(self.group_size, self.scheme))
-        common_namespace(packed=self.packed, scales=self.scales, zeros=self.zeros, perm=self.perm)
+        _check_activations(self.activations, self.scheme, self.k)
+        common_namespace(
+            packed=self.packed, scales=self.scales, zeros=self.zeros, perm=self.perm, factor=self.activations.factor
+        )
         _expect(self.packed, "packed", layout.packed_shape(self.k, self.n, self.bits), (np.dtype(np.uint32),))
         strip_groups = (layout.strips(self.n), self.groups, layout.STRIP)
         _expect(self.scales, "scales", strip_groups, scale_dtypes(self.scheme))
@@ -100,6 +109,8 @@ class QuantizedWeight:
             _expect(self.zeros, "zeros", strip_groups, (np.dtype(np.uint8),))
         if self.perm is not None:
             _expect(self.perm, "perm", (self.k,), (np.dtype(np.int32),))
+            if self.scheme == "w8a8-fp8-block":
+                raise ArgumentError(f"perm must be None for {self.scheme}: blocks of activations are in x's own order")
 
     @property
     def bits(self) -> int:
@@ -134,7 +145,8 @@ class QuantizedWeight:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays, padding included."""
-        return sum(int(a.nbytes) for a in (self.packed, self.scales, self.zeros, self.perm) if a is not None)
+        arrays = (self.packed, self.scales, self.zeros, self.perm, self.activations.factor)
+        return sum(int(a.nbytes) for a in arrays if a is not None)
 
     @property
     def bits_per_weight(self) -> float:
@@ -145,8 +157,9 @@ class QuantizedWeight:
         grid = "one group a column" if self.group_size == -1 else f"group_size={self.group_size}"
         kind = "symmetric" if self.symmetric else "asymmetric"
         order = ", act order" if self.perm is not None else ""
+        rule = "" if self.activations.dynamic else f", {self.activations}"
         return (
-            f"QuantizedWeight({self.scheme}, K={self.k}, N={self.n}, {grid}, {kind}{order}, "
+            f"QuantizedWeight({self.scheme}, K={self.k}, N={self.n}, {grid}, {kind}{order}{rule}, "
             f"{self.scale_dtype} scales, {self.nbytes / 1e6:.3g} MB, {self.bits_per_weight:.2f} bits a weight, "
             f"{place_name(self.device)})"
         )
@@ -191,6 +204,7 @@ class QuantizedWeight:
             scales=moved(self.scales),
             zeros=moved(self.zeros),
             perm=moved(self.perm),
+            activations=self.activations.with_factor(moved(self.activations.factor)),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -216,6 +230,11 @@ class QuantizedWeight:
             "symmetric": json.dumps(self.symmetric),
             "scale_dtype": self.scale_dtype.name,
         }
+        if not self.activations.dynamic:
+            metadata["layout"] = _ACTIVATIONS_VERSION
+            metadata["activations"] = host.activations.to_json()
+            if host.activations.factor is not None:
+                tensors["factor"] = np.ascontiguousarray(host.activations.factor).view(np.uint16)
         target = Path(path)
         partial = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.partial")
         try:
@@ -243,7 +262,7 @@ class QuantizedWeight:
             raise FormatError(
                 f"{os.fspath(path)} was not written by QuantizedWeight.save; cupyq.formats reads checkpoints of others"
             )
-        if metadata.get("layout") != str(LAYOUT_VERSION):
+        if metadata.get("layout") not in (str(LAYOUT_VERSION), _ACTIVATIONS_VERSION):
             raise FormatError(
                 f"{os.fspath(path)} has packed layout {metadata.get('layout')}; this cupyq reads {LAYOUT_VERSION}"
             )
@@ -258,6 +277,7 @@ class QuantizedWeight:
                 n=int(metadata["n"]),
                 group_size=int(metadata["group_size"]),
                 symmetric=json.loads(metadata["symmetric"]),
+                activations=Activations.from_json(metadata.get("activations"), tensors.get("factor")),
                 **{name: tensors.get(name) for name in ("packed", "scales", "zeros", "perm")},
             )
             if weight.scale_dtype.name != scale_dtype:
@@ -292,6 +312,12 @@ def check_scheme(scheme: str) -> str:
     if scheme not in SCHEMES:
         raise ArgumentError(f"scheme must be one of {', '.join(map(repr, SCHEMES))}, got {scheme!r}")
     return scheme
+
+
+def _check_activations(rule: Any, scheme: str, k: int) -> None:
+    if not isinstance(rule, Activations):
+        raise ArgumentError(f"activations must be a cupyq.Activations, got {type(rule).__name__}")
+    rule.check(scheme, k)
 
 
 def check_group_size(group_size: int | None, scheme: str) -> int:
@@ -406,6 +432,7 @@ def pack(
     scheme: str,
     group_size: int | None = 128,
     perm: Array | None = None,
+    activations: Activations = DYNAMIC,
 ) -> QuantizedWeight:
     """Pack codes made elsewhere. The inverse of :func:`unpack`, bit for bit.
 
@@ -428,6 +455,8 @@ def pack(
         16, 32, 64, 128 (default) or 256, or -1 for the whole column. w8a8 always has -1.
     perm : (K,) of an integer dtype, optional
         Act order: row i of `codes` belongs to input feature ``perm[i]``. Groups run over rows of `codes`.
+    activations : Activations
+        w8a8: how activations are quantized. With a factor, `codes` are those of a weight that was divided by it.
 
     Returns
     -------
@@ -441,7 +470,8 @@ def pack(
     """
     check_scheme(scheme)
     group_size = check_group_size(group_size, scheme)
-    xp, _ = common_namespace(codes=codes, scales=scales, zeros=zeros, perm=perm)
+    _check_activations(activations, scheme, int(codes.shape[0]) if getattr(codes, "ndim", 0) else 0)
+    xp, _ = common_namespace(codes=codes, scales=scales, zeros=zeros, perm=perm, factor=activations.factor)
     if codes.ndim != 2 or codes.shape[0] == 0:
         raise ShapeError(f"codes must have shape (K, N) with K >= 1, got {tuple(codes.shape)}")
     k, n = map(int, codes.shape)
@@ -482,6 +512,7 @@ def pack(
         scales=layout.interleave(scales),
         zeros=None if zeros is None else layout.interleave(zeros),
         perm=None if perm is None else xp.ascontiguousarray(perm.astype(np.int32)),
+        activations=activations,
     )
 
 

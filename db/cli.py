@@ -17,7 +17,7 @@ from cupyq.db import exchange, output
 from cupyq.db.queries import Filters
 from cupyq.errors import ArgumentError, CupyqError, DatabaseError, NotInstalled, SchemaTooNew
 
-OPS = ("w4a16", "w8a8-int8", "w8a8-fp8")
+OPS = ("w2a16", "w4a16", "w8a16", "w8a8-int8", "w8a8-fp8", "w8a8-fp8-block")
 BEST = (
     "device", "op", "dtype", "k", "n", "group_size", "symmetric", "band", "path", "time_us", "speedup_vs_fp16",
     "error", "source", "stale", "trials", "config",

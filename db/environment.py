@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import hashlib
-import importlib.metadata
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any
 
 from cupyq.errors import CupyqError
@@ -45,7 +41,7 @@ class Environment:
 
     @classmethod
     def here(cls) -> Environment:
-        """Return the facts of this process; read once, with no CUDA context and without importing CuPy."""
+        """Return the facts of this process; each read once, with no CUDA context and without importing CuPy."""
         return _here()
 
     def parameters(self, sources: str) -> dict[str, str | None]:
@@ -60,17 +56,26 @@ class Environment:
 
 @functools.lru_cache(maxsize=1)
 def _here() -> Environment:
-    return Environment(
-        driver_version=_driver_version(),
-        nvrtc_version=_nvrtc_version(),
-        library=_library_digest(),
-        source_hash=_source_hash,
-        cupy_version=_version_of("cupy", "cupy-cuda13x", "cupy-cuda12x"),
-        cupyq_version=_version_of("cupyq"),
-    )
+    return _Here()
+
+
+class _Here(Environment):
+    """The facts of this process, each found out when it is first asked for: some take longer than a user's product."""
+
+    def __init__(self) -> None:
+        """Know nothing yet. (The fields' own values would hide the properties.)"""
+        object.__setattr__(self, "source_hash", _source_hash)
+
+    driver_version = functools.cached_property(lambda self: _driver_version())
+    nvrtc_version = functools.cached_property(lambda self: _nvrtc_version())
+    library = functools.cached_property(lambda self: _library_digest())
+    cupy_version = functools.cached_property(lambda self: _version_of("cupy", "cupy-cuda13x", "cupy-cuda12x"))
+    cupyq_version = functools.cached_property(lambda self: _version_of("cupyq"))
 
 
 def _version_of(*names: str) -> str | None:
+    import importlib.metadata
+
     for name in names:
         try:
             return importlib.metadata.version(name)
@@ -81,6 +86,8 @@ def _version_of(*names: str) -> str | None:
 
 def _driver_version() -> str | None:
     """Return the CUDA version of the driver, asked of the driver itself: this needs no context and no CuPy."""
+    import ctypes
+
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
         value = ctypes.c_int(0)
@@ -92,6 +99,13 @@ def _driver_version() -> str | None:
 
 
 def _nvrtc_version() -> str | None:
+    """Return the version of the NVRTC that compiles here: CuPy's where CuPy is in use, else cuda-bindings'."""
+    cupy = sys.modules.get("cupy")
+    if cupy is not None:
+        try:
+            return major_minor(cupy.cuda.nvrtc.getVersion())
+        except (AttributeError, ImportError, OSError, RuntimeError):
+            pass  # CuPy is there, its NVRTC is not
     try:
         from cupyq import compiler
 
@@ -109,6 +123,9 @@ def major_minor(version: Any) -> str | None:
 
 
 def _library_digest() -> str | None:
+    import hashlib
+    from importlib import resources
+
     digest = hashlib.sha256()
     try:
         for package, endings in (("cupyq.kernels_cu", (".cu", ".cuh")), ("cupyq.kernels", (".py",))):

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from sqlite_utils import Database
 
 from cupyq import devices
-from cupyq.db import identity, migrations, tables, views
+from cupyq.db import identity, tables, views
 from cupyq.db.queries import JOINED, TRIAL_FILTERS, Filters
 from cupyq.db.records import PATHS, PHASES, SOURCES
+from cupyq.db.schema import SCHEMA_VERSION
 from cupyq.db.values import choice, moment, now, number, text
 from cupyq.errors import ArgumentError, DatabaseError, SchemaTooNew
 
@@ -71,7 +72,7 @@ def _line(row: Mapping[str, Any]) -> dict[str, Any]:
 
     study = part("s_")
     return {
-        "schema": migrations.SCHEMA_VERSION,
+        "schema": SCHEMA_VERSION,
         "device": part("d_"),
         "problem": identity.problem_fields(part("p_")),
         "study": study if study["uid"] is not None else None,
@@ -134,8 +135,8 @@ def load(store: Store, db: Database, lines: Iterable[Mapping[str, Any] | str], o
 
 
 def _add(store: Store, db: Database, parts: Mapping[str, Any], columns: list[str], origin: str | None) -> str:
-    if int(parts["schema"]) > migrations.SCHEMA_VERSION:
-        raise SchemaTooNew(f"schema {parts['schema']} is newer than {migrations.SCHEMA_VERSION}: update cupyq")
+    if int(parts["schema"]) > SCHEMA_VERSION:
+        raise SchemaTooNew(f"schema {parts['schema']} is newer than {SCHEMA_VERSION}: update cupyq")
     row = _checked(parts["trial"], columns)
     device = {"spec": _listed_spec(parts["device"]) or {}, **parts["device"]}
     row["device_id"] = store.add_device_row({name: device[name] for name in _DEVICE})

@@ -5,11 +5,8 @@ from __future__ import annotations
 from sqlite_utils import Database, Migrations
 
 from cupyq.db import views
+from cupyq.db.schema import SCHEMA_VERSION, check
 from cupyq.db.values import now
-from cupyq.errors import DatabaseError, SchemaTooNew
-
-#: Steps below; a file says in `meta` (and in `PRAGMA user_version`) how many it has been through.
-SCHEMA_VERSION = 3
 
 migrations = Migrations("cupyq")
 
@@ -139,31 +136,6 @@ CREATE TABLE conflict (
     UNIQUE (trial_id, differs)
 );
 """)
-
-
-def check(db: Database, path: object) -> int:
-    """Return the file's schema version, 0 for an empty file, having refused what is not ours or newer than we are."""
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    names = set(db.table_names())
-    if not names:
-        return 0
-    if not {"meta", "_sqlite_migrations"} <= names:
-        known = ", ".join(sorted(names)[:4])
-        raise DatabaseError(f"{path} is an SQLite file of something else (its tables: {known}); it is left as it is")
-    row = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    version = max(version, int(row[0]) if row else 0)
-    if version > SCHEMA_VERSION:
-        raise SchemaTooNew(
-            f"{path} has schema {version}, this cupyq knows up to {SCHEMA_VERSION}: update cupyq, "
-            "or name another file with $CUPYQ_DB or --db"
-        )
-    return version
-
-
-def still_known(db: Database, path: object) -> None:
-    """Raise SchemaTooNew when another process has moved the open file to a newer schema."""
-    if db.execute("PRAGMA user_version").fetchone()[0] > SCHEMA_VERSION:
-        check(db, path)
 
 
 def migrate(db: Database, path: object) -> None:

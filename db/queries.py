@@ -70,6 +70,13 @@ class Filters:
             parameters[f"f_{name}"] = value
         return " AND ".join(terms), parameters
 
+    def passes(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a row of `best` would be among those wanted."""
+        wanted = {name: getattr(self, name) for name in (*_SHAPE, "stale")}
+        if wanted["band"] is not None:
+            wanted["band"] = bands.of(wanted["band"])
+        return all(value is None or row[name] == value for name, value in wanted.items())
+
     @property
     def limited(self) -> str:
         """The LIMIT clause."""

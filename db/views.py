@@ -7,15 +7,22 @@ saying where these live, so `WITH current AS (...)` in front of the same text ju
 
 from __future__ import annotations
 
-from sqlite_utils import Database
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
 
 BEST_COLUMNS = (
     "device", "compute_capability", "op", "dtype", "n", "k", "group_size", "symmetric", "band", "path", "config",
     "time_us", "time_low_us", "time_high_us", "speedup_vs_fp16", "error", "source", "stale", "trials",
 )  # fmt: skip
 
+#: Which trials t may be used at all.
+USABLE = "t.state = 'complete' AND t.verified = 1 AND t.time_us IS NOT NULL AND t.cache IS NOT 'warm'"
+
+# The rule is written a second time in `staleness`, for who looks up one problem: change both.
 # A fact that either side does not know is not compared: a laptop without a driver can still read a server's rows.
-ELIGIBLE = """
+ELIGIBLE = f"""
 SELECT *, stale_because <> '' AS stale FROM (
     SELECT t.id AS trial_id, t.uid, t.study_id, t.device_id, d.label AS device, d.compute_capability,
         p.op, p.dtype, p.scale_dtype, p.m, p.n, p.k, p.group_size, p.symmetric, p.band,
@@ -32,7 +39,7 @@ SELECT *, stale_because <> '' AS stale FROM (
                     THEN 'NVRTC, ' ELSE '' END,
             ', ') AS stale_because
     FROM trial t JOIN device d ON d.id = t.device_id JOIN problem p ON p.id = t.problem_id
-    WHERE t.state = 'complete' AND t.verified = 1 AND t.time_us IS NOT NULL AND t.cache IS NOT 'warm'
+    WHERE {USABLE}
 )
 """
 

@@ -325,7 +325,7 @@ def table(model: Model, results: Sequence[Result]) -> Table:
     return out
 
 
-SCHEMES = ("w4a16", "w8a8-int8", "w8a8-fp8")
+SCHEMES = ("w4a16", "w8a8-int8", "w8a8-fp8", "w8a8-fp8-block")
 
 
 @click.command()

@@ -77,7 +77,7 @@ template <bool kAligned>
 __device__ __forceinline__ Vec16 load_piece(const u16* row, int piece, int k) {
     Vec16 v = {{0u, 0u, 0u, 0u}};
     if constexpr (kAligned) {
-        if (piece * 8 < k) v = *reinterpret_cast<const Vec16*>(row + piece * 8);
+        if (piece * 8 < k) v = load_16(row + piece * 8);
     } else {
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
@@ -106,4 +106,64 @@ __device__ __forceinline__ u32 max_of_lanes(u32 v) {
 #pragma unroll
     for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) v = max(v, __shfl_xor_sync(0xffffffffu, v, lanes));
     return v;
+}
+
+// The eight values of a piece, with `factor` multiplied by it, exactly: 11 by 11 bits (8 by 8) fit 24.
+template <class T, bool kAligned>
+__device__ __forceinline__ void piece_values(float (&v)[8], const Vec16& piece, const u16* factor, int at, int k) {
+    piece_to_float<T>(v, piece);
+    if (factor != nullptr) {
+        float f[8];
+        piece_to_float<T>(f, load_piece<kAligned>(factor, at, k));
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] *= f[i];
+    }
+}
+
+// Extent of values: bits of floats without sign, whose order is that of integers. `up` is the largest magnitude, or with
+// kZeros that of the values above zero, and `down` of those below.
+template <class T, bool kAligned, bool kZeros, bool kSmooth>
+struct Extent {
+    u32 up = 0, down = 0;
+
+    __device__ __forceinline__ void include(const Vec16& piece, const u16* factor, int at, int k) {
+        if constexpr (!kSmooth && !kZeros) {
+            up = larger_magnitude(up, piece);
+        } else if constexpr (!kSmooth) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const u32 flipped = piece.w[i] ^ 0x80008000u;
+                up = larger(larger(up, piece.w[i]), piece.w[i] << 16);
+                down = larger(larger(down, flipped), flipped << 16);
+            }
+        } else {
+            float v[8];
+            piece_values<T, kAligned>(v, piece, factor, at, k);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const u32 bits = __float_as_uint(v[i]);
+                up = kZeros ? larger(up, bits) : max(up, bits & 0x7fffffffu);
+                if (kZeros) down = larger(down, bits ^ 0x80000000u);
+            }
+        }
+    }
+
+    // Signed: what has its sign bit set is below zero, where `up` and `down` start.
+    __device__ __forceinline__ static u32 larger(u32 a, u32 b) {
+        return static_cast<u32>(max(static_cast<int>(a), static_cast<int>(b)));
+    }
+
+    __device__ __forceinline__ static float to_float(u32 bits) {
+        return kSmooth ? __uint_as_float(bits) : T::to_float(magnitude_bits(bits));
+    }
+
+    __device__ __forceinline__ float above() const { return to_float(up); }
+    __device__ __forceinline__ float below() const { return -to_float(down); }
+};
+
+// Scale and zero point of int8 codes -128..127 that cover `below` <= 0 <= `above`. Each end by itself: their difference
+// could overflow.
+__device__ __forceinline__ void lopsided(float above, float below, float& scale, float& zero) {
+    scale = safe_scale(__fsub_rn(__fdiv_rn(above, 255.0f), __fdiv_rn(below, 255.0f)));
+    zero = fminf(fmaxf(rintf(-128.0f - __fdiv_rn(below, scale)), -128.0f), 127.0f);
 }

@@ -4,7 +4,7 @@
 //   kTensor   scale and zero point are known beforehand, one for all tokens
 //   kBlock    a scale for every 128 k of a token
 //
-// With kSmooth x[:, k] is first multiplied by factor[k], exactly: 11 by 11 bits (8 by 8) fit 24.
+// With kSmooth x[:, k] is first multiplied by factor[k].
 #include "types.cuh"
 #include "ptx.cuh"
 #include "elements.cuh"
@@ -32,62 +32,14 @@ struct QuantizeArguments {
 template <class Q, class T, int kThreads, int kPieces, bool kAligned, Scales kScales, bool kZeros, bool kSmooth>
 struct QuantizeActivations {
     static constexpr int kWarps = kThreads / kWarpSize;
+    using Range = Extent<T, kAligned, kZeros, kSmooth>;
+
     static constexpr bool kFinite = kScales != Scales::kTensor;  // scales of its own: no quotient beyond the codes
 
     static_assert(kPieces % 2 == 0, "two lanes trade halves of two pieces, so that each stores 16 bytes");
     static_assert(!kZeros || kScales != Scales::kBlock, "scales of blocks are symmetric");
 
-    __device__ __forceinline__ static void values(float (&v)[8], const Vec16& piece, const u16* factor, int at, int k) {
-        piece_to_float<T>(v, piece);
-        if constexpr (kSmooth) {
-            float f[8];
-            piece_to_float<T>(f, load_piece<kAligned>(factor, at, k));
-#pragma unroll
-            for (int i = 0; i < 8; ++i) v[i] *= f[i];
-        }
-    }
-
-    // Extent of the values: bits of floats without sign, whose order is that of integers. `up` is the largest magnitude,
-    // or with kZeros that of the values above zero, and `down` of those below.
-    struct Extent {
-        u32 up = 0, down = 0;
-
-        __device__ __forceinline__ void include(const Vec16& piece, const u16* factor, int at, int k) {
-            if constexpr (!kSmooth && !kZeros) {
-                up = larger_magnitude(up, piece);
-            } else if constexpr (!kSmooth) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const u32 flipped = piece.w[i] ^ 0x80008000u;
-                    up = larger(larger(up, piece.w[i]), piece.w[i] << 16);
-                    down = larger(larger(down, flipped), flipped << 16);
-                }
-            } else {
-                float v[8];
-                values(v, piece, factor, at, k);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    const u32 bits = __float_as_uint(v[i]);
-                    up = kZeros ? larger(up, bits) : max(up, bits & 0x7fffffffu);
-                    if (kZeros) down = larger(down, bits ^ 0x80000000u);
-                }
-            }
-        }
-
-        // Signed: what has its sign bit set is below zero, where `up` and `down` start.
-        __device__ __forceinline__ static u32 larger(u32 a, u32 b) {
-            return static_cast<u32>(max(static_cast<int>(a), static_cast<int>(b)));
-        }
-
-        __device__ __forceinline__ static float to_float(u32 bits) {
-            return kSmooth ? __uint_as_float(bits) : T::to_float(magnitude_bits(bits));
-        }
-
-        __device__ __forceinline__ float above() const { return to_float(up); }
-        __device__ __forceinline__ float below() const { return -to_float(down); }
-    };
-
-    __device__ __forceinline__ static void of_token(Extent& extent, const QuantizeArguments& a, float& scale,
+    __device__ __forceinline__ static void of_token(Range& extent, const QuantizeArguments& a, float& scale,
                                                     float& zero) {
         __shared__ u32 of_warp[2][kWarps];
         const int thread = static_cast<int>(threadIdx.x);
@@ -106,10 +58,7 @@ struct QuantizeActivations {
             }
         }
         if constexpr (kZeros) {
-            // Each end by itself: their difference could overflow.
-            scale = safe_scale(__fsub_rn(__fdiv_rn(extent.above(), 255.0f), __fdiv_rn(extent.below(), 255.0f)));
-            zero = rintf(-128.0f - __fdiv_rn(extent.below(), scale));
-            zero = fminf(fmaxf(zero, -128.0f), 127.0f);
+            lopsided(extent.above(), extent.below(), scale, zero);
             if (thread == 0) a.zeros[blockIdx.x] = static_cast<int>(zero);
         } else {
             scale = safe_scale(__fdiv_rn(extent.above(), largest_code(Q())));
@@ -119,8 +68,8 @@ struct QuantizeActivations {
     }
 
     // The 16 lanes that hold a block of 128 k agree on its scale; the first writes it.
-    __device__ __forceinline__ static float of_block(const Extent& extent, const QuantizeArguments& a, int piece) {
-        Extent whole;
+    __device__ __forceinline__ static float of_block(const Range& extent, const QuantizeArguments& a, int piece) {
+        Range whole;
         whole.up = max_of_lanes<16>(extent.up);
         const float scale = safe_scale(__fdiv_rn(whole.above(), largest_code(Q())));
         if (piece % 16 == 0 && piece * 8 < a.k) {
@@ -132,12 +81,12 @@ struct QuantizeActivations {
     __device__ __forceinline__ static uint2 encode(const Vec16& piece, const QuantizeArguments& a, int at, float scale,
                                                    float zero) {
         if constexpr (kScales == Scales::kBlock) {
-            Extent extent;
+            Range extent;
             extent.include(piece, a.factor, at, a.k);
             scale = of_block(extent, a, at);
         }
         float v[8];
-        values(v, piece, a.factor, at, a.k);
+        piece_values<T, kAligned>(v, piece, kSmooth ? a.factor : nullptr, at, a.k);
         return encode_piece<Q, kFinite>(v, Divider(scale), zero);
     }
 
@@ -152,7 +101,7 @@ struct QuantizeActivations {
         u8* out = a.codes + static_cast<long long>(blockIdx.x) * a.code_stride;
 
         Vec16 kept[kPieces];
-        Extent extent;
+        Range extent;
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) kept[i] = load_piece<kAligned>(row, i * kThreads + thread, a.k);
         float scale = 1.0f, zero = 0.0f;

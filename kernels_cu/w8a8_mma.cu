@@ -17,9 +17,12 @@ struct W8A8Arguments {
     const char* weights;
     const float* weight_scales;  // [strips][groups][16]
     const void* x;               // codes, or with kFused 16-bit elements
-    const float* x_scales;       // [M], or one; with kBlockScales [groups][scale_stride]
-    const int* x_zeros;          // int8: zero points, as many as scales, or null
-    const int* column_sums;      // with x_zeros: [N] sums of w's codes
+    // With kFused what the rule of the weight says: x_scales and x_zeros are null or one, fixed beforehand; column_sums
+    // are there exactly when codes have zero points.
+    const float* x_scales;   // [M], or one; with kBlockScales [groups][scale_stride]
+    const int* x_zeros;      // int8: zero points, as many as scales, or null
+    const int* column_sums;  // int8 with zero points: [N] sums of w's codes
+    const u16* factor;       // kFused: [K], multiplied by x, or null
     u16* y;
     const u16* bias;
     u32* partials;
@@ -78,53 +81,118 @@ struct W8A8 {
     static constexpr int kCopyUnits = min_of(kShare, kUnits);
     static constexpr int kCopyStrips = kShare / kCopyUnits;
 
-    // Shared memory: with kFused the largest magnitude of each token; stages of x (unless fused) and weights; with
-    // kFused the codes of all stages. The epilogue takes all but the magnitudes.
-    static constexpr int kFront = kFused ? ceil_div(kBlockM * 4, 128) * 128 : 0;
+    // Shared memory: with kFused scale and zero point of each token; stages of x (unless fused) and weights; with kFused
+    // the codes of all stages. The epilogue takes all but the first.
+    static constexpr int kFront = kFused ? ceil_div(kBlockM * 8, 128) * 128 : 0;
     static constexpr int kWeightsAt = kFused ? 0 : X::kBytes;
     static constexpr int kStageBytes = ceil_div(kWeightsAt + kPieces * 512, 128) * 128;
     static constexpr int kCodesAt = kFront + kStages * kStageBytes;
 
-    // Quantizes the tile's tokens for stages first to last - 1; rows past M are zero.
+    // A warp quantizes a run of a row at a time, with all its loads on their way at once. This comes before the main loop:
+    // what it takes adds to the kernel's time. 16-byte pieces of a lane, first for the largest magnitude, then for codes:
+    static constexpr int kFindRun = 4, kEncodeRun = 2;
+    static constexpr bool kRepeats = kTokens == 1;    // rows past M: fragments repeat the last one, or ...
+    static constexpr int kStagePieces = kBlockK / 8;  // ... they are filled with zeros
+
+    // Quantizes the tile's tokens for stages first to last - 1.
     __device__ __forceinline__ static void quantize(const W8A8Arguments& a, char* shared, int m0, int first, int last) {
-        const int thread = static_cast<int>(threadIdx.x), rows = min(kBlockM, a.m - m0);
-        u32* most = reinterpret_cast<u32*>(shared);
-        for (int r = thread; r < kBlockM; r += kThreads) most[r] = 0u;
-        __syncthreads();
+        const int warp = static_cast<int>(threadIdx.x) / kWarpSize, lane = static_cast<int>(threadIdx.x) % kWarpSize;
+        const int rows = min(kBlockM, a.m - m0);
         const u16* x = static_cast<const u16*>(a.x) + static_cast<long long>(m0) * a.row_stride;
-        for (int r = 0; r < rows; ++r) {
+        find_scales(a, shared, x, rows);
+        const float* scales = reinterpret_cast<const float*>(shared);
+        constexpr int kRun = kEncodeRun, kRunPieces = kRun * kWarpSize;
+        const int pieces = (last - first) * kStagePieces, runs = ceil_div(pieces, kRunPieces);
+        for (int run = warp; run < (kRepeats ? rows : kBlockM) * runs; run += kWarps) {
+            const int r = run / runs, piece0 = run % runs * kRunPieces + lane;
             const u16* row = x + static_cast<long long>(r) * a.row_stride;
-            u32 of_lane = 0;
-#pragma unroll 4
-            for (int piece = thread; piece * 8 < a.k; piece += kThreads) {
-                of_lane = larger_magnitude(of_lane, load_piece<kAligned>(row, piece, a.k));
+            const Divider divider(scales[r]);
+            Vec16 v[kRun];
+#pragma unroll
+            for (int i = 0; i < kRun; ++i) {
+                const int piece = piece0 + i * kWarpSize;
+                v[i] = Vec16{{0u, 0u, 0u, 0u}};
+                if (r < rows && piece < pieces) v[i] = load_piece<kAligned>(row, first * kStagePieces + piece, a.k);
             }
-            of_lane = max_of_lanes<kWarpSize>(of_lane);
-            if (thread % kWarpSize == 0) atomicMax(most + r, of_lane);
-        }
-        __syncthreads();
-        constexpr int kPiecesAStage = kBlockK / 8;
-        const int pieces = (last - first) * kPiecesAStage, piece0 = first * kPiecesAStage;
-        for (int r = 0; r < kBlockM; ++r) {
-            const u16* row = x + static_cast<long long>(r) * a.row_stride;
-            const Divider divider(r < rows ? scale_of(most[r]) : 1.0f);
-#pragma unroll 4
-            for (int piece = thread; piece < pieces; piece += kThreads) {
-                float v[8];
-                uint2 codes = make_uint2(0u, 0u);
-                if (r < rows) {
-                    piece_to_float<T>(v, load_piece<kAligned>(row, piece0 + piece, a.k));
-                    codes = encode_piece<Q, true>(v, divider, 0.0f);
-                }
-                const int tile = piece / kPiecesAStage, at = piece % kPiecesAStage;
+#pragma unroll
+            for (int i = 0; i < kRun; ++i) {
+                const int piece = piece0 + i * kWarpSize, from = first * kStagePieces + piece;
+                if (piece >= pieces) break;
+                float values[8];
+                piece_values<T, kAligned>(values, v[i], a.factor, from, a.k);
+                const float zero = scales[kBlockM + r];
+                uint2 codes = a.x_scales == nullptr ? encode_piece<Q, true>(values, divider, zero)
+                                                    : encode_piece<Q, false>(values, divider, zero);
+                if (from * 8 >= a.k) codes = make_uint2(0u, 0u);  // these may meet weights: see fetch_stage
+                const int tile = piece / kStagePieces, at = piece % kStagePieces;
                 char* to = shared + kCodesAt + tile * X::kBytes + r * kBlockK + ((at / 2) ^ X::swizzle(r)) * 16;
                 *reinterpret_cast<uint2*>(to + at % 2 * 8) = codes;
             }
         }
     }
 
-    __device__ __forceinline__ static float scale_of(u32 most) {
-        return safe_scale(__fdiv_rn(T::to_float(magnitude_bits(most)), largest_code(Q())));
+    // Writes a scale and a zero point for each token, [2][kBlockM] floats; those of rows past M are 1 and 0.
+    __device__ __forceinline__ static void find_scales(const W8A8Arguments& a, char* shared, const u16* x, int rows) {
+        const int thread = static_cast<int>(threadIdx.x);
+        const bool fixed = a.x_scales != nullptr, zeros = a.column_sums != nullptr;
+        float* scales = reinterpret_cast<float*>(shared);
+        u32* extents = reinterpret_cast<u32*>(shared);
+        if (!fixed) {
+            for (int i = thread; i < 2 * kBlockM; i += kThreads) extents[i] = 0u;
+            __syncthreads();
+            if (zeros || a.factor != nullptr) {
+                find_extents<true>(a, extents, x, rows);
+            } else {
+                find_extents<false>(a, extents, x, rows);
+            }
+            __syncthreads();
+        }
+        for (int r = thread; r < kBlockM; r += kThreads) {
+            float scale = 1.0f, zero = 0.0f;
+            if (fixed) {
+                scale = *a.x_scales;
+                if (a.x_zeros != nullptr) zero = static_cast<float>(*a.x_zeros);
+            } else if (zeros) {
+                lopsided(__uint_as_float(extents[r]), -__uint_as_float(extents[kBlockM + r]), scale, zero);
+            } else {
+                const float most = __uint_as_float(max(extents[r], extents[kBlockM + r]));
+                scale = safe_scale(__fdiv_rn(most, largest_code(Q())));
+            }
+            scales[r] = scale, scales[kBlockM + r] = zero;
+        }
+        __syncthreads();
+    }
+
+    // Writes bits of the largest value above zero and below, [2][kBlockM]; kGeneral: with the factor, and apart.
+    template <bool kGeneral>
+    __device__ __forceinline__ static void find_extents(const W8A8Arguments& a, u32* extents, const u16* x, int rows) {
+        using Range = Extent<T, kAligned, kGeneral, kGeneral>;
+        const int warp = static_cast<int>(threadIdx.x) / kWarpSize, lane = static_cast<int>(threadIdx.x) % kWarpSize;
+        constexpr int kRun = kFindRun, kRunPieces = kRun * kWarpSize;
+        const int runs = ceil_div((a.k + 7) / 8, kRunPieces);
+        for (int run = warp; run < rows * runs; run += kWarps) {
+            const int r = run / runs, piece0 = run % runs * kRunPieces + lane;
+            const u16* row = x + static_cast<long long>(r) * a.row_stride;
+            Vec16 v[kRun];
+#pragma unroll
+            for (int i = 0; i < kRun; ++i) v[i] = load_piece<kAligned>(row, piece0 + i * kWarpSize, a.k);
+            Range range;
+#pragma unroll
+            for (int i = 0; i < kRun; ++i) range.include(v[i], a.factor, piece0 + i * kWarpSize, a.k);
+            range.up = max_of_lanes<kWarpSize>(range.up);
+            if (kGeneral) range.down = max_of_lanes<kWarpSize>(range.down);
+            if (lane == 0) {
+                atomicMax(extents + r, __float_as_uint(range.above()));
+                if (kGeneral) atomicMax(extents + kBlockM + r, range.down);
+            }
+        }
+    }
+
+    // The place in a tile of codes that a lane's fragments start from.
+    __device__ __forceinline__ static u32 lane_address(int lane, int token, int rows) {
+        if constexpr (!kFused || !kRepeats) return Fragments::lane_address(lane, token);
+        const int row = min(token + (lane & 7), rows - 1);
+        return row * kBlockK + (((lane >> 3) ^ X::swizzle(row)) * 16);
     }
 
     __device__ __forceinline__ static void run(const W8A8Arguments& a) {
@@ -224,7 +292,7 @@ struct W8A8 {
             }
         };
 
-        const u32 x_lane = Fragments::lane_address(lane, warp_m * kWarpTokens);
+        const u32 x_lane = lane_address(lane, warp_m * kWarpTokens, min(kBlockM, a.m - m0));
         const u32 weights_at = kFront + kWeightsAt + (warp_n * kStrips * kUnits + warp_k * kSteps) * 512 + lane * 16;
         u32 slot = 0, free_slot = (kStages - 1) * kStageBytes, codes_at = shared + (kFused ? kCodesAt : 0);
         const auto turn = [&](int stage, int i) {          // stage i of its period
@@ -286,19 +354,21 @@ struct W8A8 {
         copy_async_wait<0>();
         __syncthreads();  // the pipeline's memory becomes the epilogue's
 
-        const u32* most = reinterpret_cast<const u32*>(shared_memory);
+        const float* own_scales = reinterpret_cast<const float*>(shared_memory);
         const auto scale_sum = [&](int token, int feature, Sum sum) {
-             if constexpr (kBlockScales) return sum;
-             const float by = kFused ? scale_of(most[token - m0]) : a.x_scales[token * a.scale_stride];
-             const float w = a.weight_scales[(feature >> 4) * 16 + (feature & 7) * 2 + ((feature >> 3) & 1)];
-             float value = static_cast<float>(sum);
-             if (!kFused && a.x_zeros != nullptr) {
-                 // In 64 bits: a zero point times a sum of codes may leave int32 where the result does not.
-                 const long long zero = a.x_zeros[token * a.scale_stride];
-                 value = static_cast<float>(static_cast<long long>(sum) - zero * a.column_sums[feature]);
-             }
-             // The smaller scale first: no intermediate over- or underflows unless the result does.
-             return value * fminf(by, w) * fmaxf(by, w);
+            if constexpr (kBlockScales) return sum;
+            const float by = kFused ? own_scales[token - m0] : a.x_scales[token * a.scale_stride];
+            const float w = a.weight_scales[(feature >> 4) * 16 + (feature & 7) * 2 + ((feature >> 3) & 1)];
+            float value = static_cast<float>(sum);
+            if (a.column_sums != nullptr) {
+                // In 64 bits: a zero point times a sum of codes may leave int32 where the result does not.
+                const long long zero = kFused ? static_cast<int>(own_scales[kBlockM + token - m0])
+                                              : a.x_zeros[token * a.scale_stride];
+                value = static_cast<float>(static_cast<long long>(sum) - zero * a.column_sums[feature]);
+            }
+            // The smaller scale first: no intermediate over- or underflows unless the result does. (fminf and fmaxf would
+            // lose a scale that is NaN.)
+            return by < w ? value * by * w : value * w * by;
         };
         // Computed again, so that it takes no registers from the main loop.
         const u32 thread = kept(threadIdx.x), rank = thread / kWarpSize;

@@ -200,8 +200,16 @@ class _Array(np.lib.mixins.NDArrayOperatorsMixin):
     device = property(lambda self: self._cupy.cuda.Device(self._device))
     data = property(lambda self: _Pointer(self._a, self._device))
 
+    @property
+    def base(self) -> Any:
+        """The array that owns this view's memory, or None."""
+        return self.__dict__.get("_base")
+
     def _view(self, array: np.ndarray) -> Any:
-        return self._cupy.wrap(array, self._device)
+        made = self._cupy.wrap(array, self._device)
+        if np.may_share_memory(array, self._a):
+            made._base = self if self.base is None else self.base
+        return made
 
     def get(self) -> np.ndarray:
         return self._a.copy()

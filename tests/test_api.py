@@ -113,7 +113,7 @@ def test_contract_of_signatures():
     def names(function):
         return list(inspect.signature(function).parameters)
 
-    assert names(cupyq.quantize) == ["w", "scheme", "group_size", "symmetric", "clip", "scale_dtype"]
+    assert names(cupyq.quantize) == ["w", "scheme", "group_size", "symmetric", "clip", "scale_dtype", "activations"]
     assert names(cupyq.matmul)[:4] == ["x", "qw", "bias", "out"]
     assert names(cupyq.pack)[:5] == ["codes", "scales", "zeros", "scheme", "group_size"]
     assert names(cupyq.explain)[:3] == ["m", "qw", "device"]

@@ -35,13 +35,16 @@ def eight_bits(op: str, arch: str, count: int, seeds) -> None:
     m, n, k = 19, 136, 584
     prob = Problem(op, m, n, k)
     qw = cupyq.quantize(weights(k, n), op)
-    codes, x_scale = reference.quantize_activations(activations(m, k, "float16"), op)
+    x = activations(m, k, "float16")
+    codes, x_scale = reference.quantize_activations(x, op)
     want = reference.matmul(codes, qw, x_scale=x_scale)
     limit = reference.bound(codes, qw, "float16", x_scale=x_scale)
-    for cfg in [kernels.default(prob, arch), *sample(prob, arch, count)]:
+    defaults = [kernels.default(prob, arch, fused=fused) for fused in (False, True)]
+    for cfg in [*defaults, *sample(prob, arch, count)]:
         results = set()
         for seed in seeds:
-            run = launch(cfg, prob, codes, qw, x_scale=x_scale, arch=arch, seed=seed)
+            given, scale = (x, None) if cfg.fused else (codes, x_scale)
+            run = launch(cfg, prob, given, qw, x_scale=scale, arch=arch, seed=seed)
             comparison = reference.compare(run.out, want, limit)
             assert comparison.ok, f"{cfg}: {comparison}"
             results.add(run.out.tobytes())

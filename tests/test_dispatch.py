@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import warnings
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 import cupyq
-from cupyq import db, devices, dispatch, kernels
+from cupyq import bands, db, devices, dispatch, kernels
 from cupyq.errors import ArgumentError, IllegalConfig, NoDevice, NotInstalled, ShapeError, UnknownDevice
 from cupyq.kernels import DequantConfig, Problem, W4A16Config, W8A8Config
 
@@ -187,6 +186,30 @@ def test_a_config_that_is_illegal_for_the_real_m_is_not_used(path):
     assert choice.rungs[0].verdict.endswith(reason)
 
 
+@pytest.mark.parametrize(("m", "kind"), [(1, "one launch"), (16, "two launches"), (512, "two launches")])
+def test_activations_are_quantized_where_that_is_predicted_to_be_faster(m, kind):
+    choice = choose(Problem("w8a8-int8", m, 4096, 4096))
+    assert choice.config.fused == (kind == "one launch")
+    verdict = choice.rungs[-1].verdict
+    times = {name: float(t) for name, t in re.findall(r"(one launch|two launches) ([0-9.]+) us", verdict)}
+    assert min(times, key=times.get) == kind
+    assert len(times) == (1 if m > 32 else 2)
+
+
+def test_scales_of_blocks_are_looked_up_like_any_other(path):
+    problem = Problem("w8a8-fp8-block", 16, 4096, 4096)
+    ada = devices.get("l4")
+    config = kernels.default(problem, ada)
+    add(path, problem, config, ada)
+    choice = choose(problem, ada)
+    assert (choice.rung, choice.config) == (dispatch.EXACT, config)
+    told = str(cupyq.explain(16, problem, "l4"))
+    assert "w8a8-fp8-block, K=4096, N=4096" in told
+    near = choose(Problem("w8a8-fp8-block", 16, 4096, 5120), ada)
+    assert near.rung == dispatch.NEAREST
+    assert "--op w8a8-fp8-block" in dispatch.tune_command(problem, ada)
+
+
 @pytest.mark.parametrize(("name", "op"), [("a100-sxm", "w8a8-fp8"), ("mi300x", "w4a16"), ("mi300x", "w8a8-int8")])
 def test_where_no_kernel_runs_cupy_multiplies(name, op):
     choice = choose(Problem(op, 16, 4096, 4096), devices.get(name))
@@ -347,11 +370,10 @@ def ship(tmp_path, monkeypatch):
     folder = tmp_path / "presets"
     folder.mkdir()
     monkeypatch.setattr("cupyq.db.presets.folder", lambda: folder)
-    with db.open(":memory:") as store:
-        fields = {"source": "predicted", "time_us": 9.0, "verified": True}
-        store.add_trial(device=DEVICE, problem=PROBLEM, config=SLOW, **fields)
-        lines = [json.dumps(line) for line in store.export()]
-    (folder / f"{DEVICE.name}.jsonl").write_text("\n".join(lines) + "\n")
+    preset = db.presets.Writing(DEVICE.name, {})
+    of_band = [(kernels.to_dict(SLOW), kernels.source_hash(SLOW, PROBLEM), 9.0)]
+    preset.add(PROBLEM, [of_band if band == 16 else [] for band in bands.ends()])
+    (folder / f"{DEVICE.name}.jsonl").write_text(preset.text())
 
 
 def test_a_preset_answers_before_there_is_a_database(path, ship, recwarn):
@@ -362,7 +384,7 @@ def test_a_preset_answers_before_there_is_a_database(path, ship, recwarn):
     assert not recwarn.list
     lines = str(cupyq.explain(16, PROBLEM, DEVICE)).splitlines()
     assert "from    exact predicted row, 9 us predicted, preset" in lines
-    assert any(line.startswith("> 4. exact predicted row: 9 us predicted at M=16, a preset, trial ") for line in lines)
+    assert any(line.startswith("> 4. exact predicted row: 9 us predicted at M=16, a preset") for line in lines)
 
 
 def test_a_database_that_appears_is_seen_by_the_next_problem(path, ship):

@@ -26,7 +26,7 @@ FLOORS = (
     ("cupyq.arrays", "cupyq.bands"),
     ("cupyq.devices",),
     ("cupyq.roofline",),
-    ("cupyq.layout",),
+    ("cupyq.layout", "cupyq.activations"),
     ("cupyq.weights",),
     ("cupyq.quantize",),
     ("cupyq.formats",),

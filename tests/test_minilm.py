@@ -112,7 +112,7 @@ def test_w4a16_symmetric(minilm, model):
     assert unclipped.comparison.mean_cosine < r.comparison.mean_cosine, (unclipped, r)
 
 
-@pytest.mark.parametrize("scheme", ["w8a8-int8", "w8a8-fp8"])
+@pytest.mark.parametrize("scheme", ["w8a8-int8", "w8a8-fp8", "w8a8-fp8-block"])
 def test_w8a8(minilm, model, scheme):
     r = result(minilm, model, minilm.Variant(scheme, scheme))
     assert r.comparison.mean_cosine >= 0.995, r

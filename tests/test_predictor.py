@@ -285,6 +285,47 @@ def test_w8a8_counts_the_pass_over_the_activations():
     assert both.time_us == pytest.approx(alone.time_us + both.parts["quantize"])
 
 
+@pytest.mark.parametrize("op", ["w8a8-int8", "w8a8-fp8"])
+def test_few_tokens_are_quantized_by_the_kernel_itself(op):
+    def faster(m):
+        problem = Problem(op, m, 4096, 4096)
+        one, two = (predict(kernels.default(problem, H100, fused=fused), problem, H100) for fused in (True, False))
+        assert "quantize" in two.parts
+        assert "quantize" not in one.parts
+        return one.time_us < two.time_us
+
+    assert faster(1)
+    assert faster(2)
+    assert not faster(32)
+
+
+def test_what_a_fused_prologue_costs_is_counted():
+    config = W8A8Config(8, 8, 4, 1, 4, 64, 4, fused=True)
+    few, many = (Problem("w8a8-int8", m, 4096, 4096) for m in (1, 8))
+    assert config.prologue(few)[0] < config.prologue(many)[0]
+    parts = predict(config, many, A100).parts
+    assert parts["prologue"] > 0
+    plain = predict(dataclasses.replace(config, fused=False), many, A100)
+    assert plain.parts["prologue"] == 0
+    kernel = plain.time_us - plain.parts["quantize"]
+    assert predict(config, many, A100).time_us > kernel + parts["prologue"] - 0.1
+
+
+def test_promotions_cost_an_addition_a_sum():
+    problem, config = Problem("w8a8-fp8", 512, 4096, 4096), W8A8Config(128, 64, 2, 4, 1, 128, 2)
+    counts = {
+        k: predictor.profile(dataclasses.replace(config, promote_k=k), problem, L4).warp_instructions["fp32_math"]
+        for k in (0, 128, 256)
+    }
+    assert counts[0] == 0
+    assert counts[128] == 2 * counts[256]
+    assert counts[128] == 512 * 4096 * 32 / 32  # an addition for each sum and 128 k
+    blocks = predictor.profile(config, Problem("w8a8-fp8-block", 512, 4096, 4096), L4)
+    assert blocks.warp_instructions["fp32_math"] > counts[128]
+    hopper = predictor.profile(config, Problem("w8a8-fp8-block", 512, 4096, 4096), H100)
+    assert set(hopper.mma) == {"m16n8k16:float16"}
+
+
 def test_fp8_runs_at_the_fp16_rate_where_mma_sync_has_no_fp8():
     config = W8A8Config(block_m=64, warp_tokens=32)
     hopper, ada = (predictor.profile(config, Problem("w8a8-fp8", 512, 4096, 4096), device).mma for device in (H100, L4))

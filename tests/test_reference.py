@@ -341,3 +341,17 @@ def test_reference_checks_k(rng):
     for shape in ((3, 65), (64, 1), ()):
         with pytest.raises(ShapeError, match=r"x must have shape \(\.\.\., 64\)"):
             reference.matmul(np.zeros(shape, np.float16), qw)
+
+
+def test_bound_of_narrow_accumulators_goes_by_what_they_sum():
+    rng = np.random.default_rng(0)
+    qw = cupyq.quantize(rng.standard_normal((512, 16)).astype(np.float32), "w8a8-fp8")
+    x = rng.standard_normal((3, 512)).astype(np.float16)
+    full = reference.bound(x, qw, np.float32)
+    extra = [
+        reference.bound(x, qw, np.float32, accumulator_bits=14, promote_k=k) - full for k in (32, 128, 512, 0, 999)
+    ]
+    assert np.allclose(extra[1], 4 * extra[0], rtol=1e-4)
+    assert np.allclose(extra[2], 16 * extra[0], rtol=1e-4)
+    assert np.array_equal(extra[2], extra[3])
+    assert np.array_equal(extra[2], extra[4])

@@ -257,6 +257,46 @@ def test_fused_quantization_equals_two_launches(op, m, n, k, cfg):
     assert (fused.out[1] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["scale", "scale zero", "zeros", "factor", "factor zeros", "factor scale zero"])
+@pytest.mark.parametrize(
+    ("m", "k", "cfg"),
+    [
+        (3, 200, W8A8Config(8, 8, 1, 2, 2, 64, 3, fused=True)),
+        (17, 1101, W8A8Config(16, 16, 2, 2, 1, 64, 2, 3, fused=True)),
+        (13, 640, W8A8Config(16, 8, 2, 2, 1, 64, 2, 2, fused=True)),
+    ],
+)
+def test_fused_by_the_rule_of_the_weight(name, dtype, m, k, cfg):
+    x = np.abs(activations(m, k, dtype).astype(np.float32)).astype(DTYPES[dtype])
+    x[1] = 0
+    factor = np.exp2(np.arange(k) % 3).astype(DTYPES[dtype]) if "factor" in name else None
+    if "scale" in name:
+        rule = cupyq.Activations.covering(x, "w8a8-int8", symmetric="zero" not in name, factor=factor)
+    else:
+        rule = cupyq.Activations(symmetric="zeros" not in name, factor=factor)
+    qw, prob = (
+        cupyq.quantize(weights(k, 72), "w8a8-int8", activations=rule),
+        Problem("w8a8-int8", m, 72, k, dtype=dtype),
+    )
+    fused = launch(cfg, prob, x, qw, arch="sm_80")
+    compared(fused, x, qw)
+    codes, x_scale, x_zero = reference.activation_codes(x, qw)
+    two = dataclasses.replace(cfg, fused=False)
+    assert (fused.out == launch(two, prob, codes, qw, x_scale=x_scale, x_zero=x_zero, arch="sm_80").out).all()
+    assert fused.compiled.spill_bytes == 0
+
+
+def test_fused_shows_rows_that_are_not_finite():
+    x = activations(4, 200, "float16")
+    x[0, 3], x[1, 5] = np.nan, np.inf
+    for rule in (cupyq.Activations(), cupyq.Activations(symmetric=False)):
+        qw = cupyq.quantize(weights(200, 24), "w8a8-int8", activations=rule)
+        run = launch(W8A8Config(8, 8, 1, 2, 2, 64, 3, fused=True), Problem("w8a8-int8", 4, 24, 200), x, qw)
+        assert not np.isfinite(run.out[:2].astype(np.float32)).any()
+        compared(run, x, qw)
+
+
 def test_fused_on_turing():
     qw, prob = cupyq.quantize(weights(328, 40), "w8a8-int8"), Problem("w8a8-int8", 5, 40, 328)
     x = activations(5, 328, "float16")

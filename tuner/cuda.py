@@ -148,13 +148,13 @@ class MeasuredObjective(Timed):
                 cupy.matmul(data.x, data.scratch, out=data.y)
 
             return both
-        if not problem.weight_only:
+        if not problem.weight_only and not getattr(cfg, "fused", False):
             return self._step_w8a8(cfg, data, qw, facts)
         call = kernels.call(cfg, problem, data.x, qw, out=data.y, workspace=data.workspace(cfg))
         return self._launch(cfg, problem, call, facts)
 
     def _step_w8a8(self, cfg: kernels.Config, data: _Data, qw: QuantizedWeight, facts: dict[str, Any]) -> Step:
-        # Quantizing the activations is part of what a W8A8 product costs.
+        # Quantizing the activations is part of what a W8A8 product costs, where its kernel does not do it itself.
         problem = data.problem
         first = quantize_activations.default(problem)
         codes = kernels.call(first, problem, data.x, out=data.codes)

@@ -228,6 +228,9 @@ def summary(run: RunResult, source: str, path: object) -> str:
     states = ", ".join(f"{count} {state}" for state, count in sorted(run.states.items())) or "none"
     known = sum(1 for result in run.problems if result.resumed)
     parts = [f"{len(run.problems)} problems in {run.seconds:.1f} s", f"{run.new_trials} new trials", f"all: {states}"]
+    elsewhere = sum(result.elsewhere for result in run.problems)
+    if elsewhere:
+        parts.append(f"{elsewhere} elsewhere")
     if known:
         parts.append(f"{known} problems were known")
     if any(r.winner is not None and r.winner.verification is None for r in run.problems):
@@ -293,6 +296,7 @@ def _problem_json(result: ProblemResult) -> dict[str, Any]:
         "band": problem.m,
         "trials": result.trials,
         "new_trials": result.new_trials,
+        "elsewhere": result.elsewhere,
         "rejected": len(result.rejected),
         "reason": result.reason,
     }

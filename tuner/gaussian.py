@@ -46,6 +46,10 @@ class GaussianProcess:
         gain = self._expected_improvement(left)
         return self._pool.candidates[int(left[int(gain.argmax())])]
 
+    def skip(self, candidate: Candidate) -> None:
+        """Take it off what is left."""
+        self._pool.remove(candidate)
+
     def tell(self, candidate: Candidate, outcome: Outcome) -> None:
         """Learn from an outcome; a failure only takes the candidate off what is left."""
         self._pool.remove(candidate)

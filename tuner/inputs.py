@@ -28,7 +28,7 @@ class Inputs:
     x : (M, K) array of the problem's dtype
         Activations; for 8-bit schemes before quantization.
     codes, x_scale : arrays or None
-        8-bit schemes: quantized activations and the scale of each token.
+        8-bit schemes: quantized activations and the scale of each token; None where the kernel quantizes x itself.
     bias : (N,) array
     """
 
@@ -69,12 +69,14 @@ def small_launch(cfg: Config, problem: Problem) -> tuple[Config, Problem]:
     return cfg, replace(problem, m=m, n=n, k=k)
 
 
-def adversarial(problem: Problem, seed: int = 0) -> Inputs:
+def adversarial(problem: Problem, seed: int = 0, quantized: bool = True) -> Inputs:
     """Return inputs that a wrong kernel is unlikely to survive.
 
     Weights: every code occurs; scales differ from group to group by up to 2**10; zero points take their extremes.
     Tokens take turns: ordinary; large with alternating signs; tiny; zero but for one entry; huge values that cancel
     around ones (a sum kept in 16 bits loses them); zero.
+
+    `quantized` says whether the kernel of an 8-bit scheme takes codes, rather than x itself.
     """
     rng = np.random.default_rng(seed)
     dtype = NUMPY_DTYPES[problem.dtype]
@@ -86,7 +88,7 @@ def adversarial(problem: Problem, seed: int = 0) -> Inputs:
     x = x.astype(dtype)
     bias = (rng.standard_normal(n) * 0.5).astype(dtype)
     codes = x_scale = None
-    if problem.op in reference.LARGEST_CODE:
+    if quantized and problem.op in reference.LARGEST_CODE:
         codes, x_scale = reference.quantize_activations(x, problem.op)
     return Inputs(problem, qw, x, codes, x_scale, bias)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cupyq import bands
@@ -15,9 +15,11 @@ from . import samplers
 from .ahead import Ahead
 from .candidate import Candidate, from_row
 from .objective import Objective, Outcome
+from .proposals import AHEAD, Proposals
 from .record import Past, Recorder
 from .results import Choice, ProblemResult
 from .selection import Ranked, finalists, rank
+from .shared import Claim, Entry, SharedStudy
 from .space import Space, neighbours
 from .verify import Verification, Verifies
 
@@ -26,6 +28,9 @@ Ranking = Callable[[Sequence[Candidate], Problem], list[Candidate]]
 
 TRIALS = 64
 """Candidates tried by default where the space is too large to sweep."""
+
+POLL_SECONDS = 1.0
+"""How often a worker that has nothing to try looks whether the others are done."""
 
 STOPPED = "the tuner was stopped while this trial ran"
 """The database's reason for a trial that was running when its process was killed."""
@@ -78,6 +83,10 @@ class ProblemTuner:
         Told of each trial: (candidate, outcome).
     ahead : Ahead, optional
         Compiles what will be tried while something else is measured.
+    shared : SharedStudy, optional
+        The study of this problem on several machines.
+    on_wait : callable, optional
+        Told, while nothing is left but what other machines are trying, how many trials those are.
     """
 
     recorder: Recorder
@@ -88,6 +97,8 @@ class ProblemTuner:
     started_from: Iterable[Candidate] = ()
     on_trial: Callable[[Candidate, Outcome], None] | None = None
     ahead: Ahead | None = None
+    shared: SharedStudy | None = None
+    on_wait: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         self.problem = self.recorder.problem
@@ -99,6 +110,7 @@ class ProblemTuner:
         self.trials = self.settings.trials or (len(self.space) if self.space.small else TRIALS)
         self._search_rows: dict[str, int] = {}
         self._checked: set[str] = set()
+        self._elsewhere: set[str] = set()
         self._ranked: dict[str, list[Candidate]] = {}
 
     def run(self, deadline: float = float("inf")) -> ProblemResult:
@@ -111,7 +123,8 @@ class ProblemTuner:
         """
         self.space.require_fused()
         past = self.recorder.history()
-        settled = self._settled(past)
+        together = {} if self.shared is None else self._join(self.shared, past)
+        settled = self._settled(past, together)
         if settled is not None:
             return settled
         self._remember(past)
@@ -121,10 +134,16 @@ class ProblemTuner:
 
     # What is known
 
-    def _settled(self, past: Sequence[Past]) -> ProblemResult | None:
+    def _join(self, shared: SharedStudy, past: Sequence[Past]) -> dict[str, Entry]:
+        """Tell the other machines what was tried here; return what all of them have finished, by key."""
+        tried = [p for p in past if p.phase == "search" and p.outcome.reason != STOPPED and p.candidate is not None]
+        mine = [(p.candidate, p.outcome) for p in tried if p.candidate is not None and p.candidate in self.space]
+        return {entry.key: entry for entry in shared.join(mine) if entry.outcome is not None}
+
+    def _settled(self, past: Sequence[Past], together: Mapping[str, Entry]) -> ProblemResult | None:
         """Return the result of an earlier run that leaves nothing to do."""
         tried = [p for p in past if p.phase == "search"]
-        count = len({p.key for p in tried})
+        count = len(together if self.shared is not None else {p.key for p in tried})
         exhausted = count >= self.trials or (self.space.small and count >= len(self.space))
         usable = [p for p in past if p.verified or (p.outcome.ok and not self.settings.verify)]
         chosen = [p for p in usable if p.chosen and p.candidate and self.space.refusal(p.candidate) is None]
@@ -147,8 +166,9 @@ class ProblemTuner:
     def _remember(self, past: Sequence[Past]) -> None:
         self._checked = {entry.key for entry in past if entry.phase == "check"}
         for entry in past:
-            stopped_default = entry.candidate == self.space.default and entry.outcome.reason == STOPPED
-            if entry.phase != "search" or stopped_default:
+            stopped = entry.outcome.reason == STOPPED
+            # The default is tried again; and what becomes of a shared study's trial is that study's to say.
+            if entry.phase != "search" or (stopped and (entry.candidate == self.space.default or self.shared)):
                 continue
             self.tried.add(entry.key)
             self.result.states[entry.outcome.state] += 1
@@ -166,30 +186,88 @@ class ProblemTuner:
     # Searching
 
     def _search(self, deadline: float) -> None:
-        left = self.trials - len(self.tried)
+        proposals = self._proposals()
         default = self.space.default
+        if self.shared is not None:
+            self._search_together(self.shared, proposals, deadline)
+            return
         if default is not None and default.key not in self.tried:
-            self._try(default)  # whatever the budget: every winner is held against it
-            left -= 1
-        for candidate in self._proposals(left):
-            if left <= 0 or time.monotonic() >= deadline:
+            proposals.tell(default, self._try(default))  # whatever the budget: every winner is held against it
+        while len(self.tried) < self.trials and time.monotonic() < deadline:
+            candidate = proposals.next()
+            if candidate is None:
                 return
-            if candidate.key not in self.tried:
-                self._try(candidate)
-                left -= 1
+            proposals.tell(candidate, self._try(candidate))
 
-    def _proposals(self, left: int) -> Iterator[Candidate]:
-        starters = list(self._starters(left))
-        self._compile_ahead(starters[:left])
-        yield from starters
-        sampler = self._sampler()
-        if isinstance(sampler, samplers.Sweep):
-            self._compile_ahead(self._rank("fused")[: self.trials])
-        samplers.resume(sampler, self.looks.values())
-        while (candidate := sampler.propose()) is not None:
-            yield candidate
-            sampler.tell(*self.looks[candidate.key])
-        yield from self._rank("dequant")  # whatever budget the fused kernel leaves
+    def _search_together(self, shared: SharedStudy, proposals: Proposals, deadline: float) -> None:
+        """Search with workers elsewhere: none tries what another does, and the trials are those of all together."""
+        default = self.space.default
+        chosen: Candidate | None = None
+
+        def note(entries: Sequence[Entry]) -> None:
+            self._learn(entries, proposals)
+
+        def choose() -> Candidate | None:
+            nonlocal chosen
+            if chosen is None or chosen.key in self.tried:
+                chosen = default if default is not None and default.key not in self.tried else proposals.next()
+            return chosen
+
+        while True:
+            claim = shared.claim(self.trials, note, choose)
+            if claim is None and not shared.running:
+                return
+            if claim is None:
+                time.sleep(POLL_SECONDS)
+                if self.on_wait is not None:
+                    self.on_wait(shared.running)
+            else:
+                with claim:
+                    outcome = self._try(claim.candidate, claim)
+                proposals.tell(claim.candidate, outcome)
+            if time.monotonic() >= deadline:
+                return
+
+    def _learn(self, entries: Sequence[Entry], proposals: Proposals) -> None:
+        """Take in what other workers tried, or are trying."""
+        for entry in entries:
+            if entry.outcome is None:
+                self.tried.add(entry.key)
+                if entry.candidate is not None:
+                    proposals.take(entry.candidate)
+            elif entry.key not in self.looks and entry.key not in self._elsewhere:
+                self.tried.add(entry.key)
+                self._elsewhere.add(entry.key)
+                self.result.states[entry.outcome.state] += 1
+                if entry.candidate is not None and entry.candidate in self.space:
+                    self.looks[entry.key] = (entry.candidate, entry.outcome)
+                    proposals.tell(entry.candidate, entry.outcome)
+        self.result.elsewhere = len(self._elsewhere)
+        self.result.trials = len(self.tried)
+
+    def _proposals(self) -> Proposals:
+        left = self.trials - len(self.tried)
+
+        def starters() -> Iterator[Candidate]:
+            found = list(self._starters(left))
+            self._compile_ahead(found[: max(0, left)])
+            yield from found
+
+        def sampler() -> samplers.Sampler:
+            made = self._sampler()
+            if isinstance(made, samplers.Sweep):
+                self._compile_ahead(self._rank("fused")[: self.trials])
+            return made
+
+        return Proposals(
+            starters(),
+            sampler,
+            lambda: self._rank("dequant"),  # whatever budget the fused kernel leaves
+            self.looks.values(),
+            self.tried,
+            depth=1 if self.ahead is None else AHEAD,
+            announce=lambda candidate: self._compile_ahead([candidate]),
+        )
 
     def _compile_ahead(self, candidates: Sequence[Candidate]) -> None:
         if self.ahead is not None:
@@ -210,26 +288,35 @@ class ProblemTuner:
         name = self.settings.sampler
         if name == "auto":
             name = "sweep" if self.space.small or self.objective.source == "predicted" else "tpe"
-        return samplers.make(name, self._rank("fused"), self.settings.seed)
+        # Workers that begin at different moments propose different candidates.
+        seed = self.settings.seed + (0 if self.shared is None else self.shared.count)
+        return samplers.make(name, self._rank("fused"), seed)
 
-    def _try(self, candidate: Candidate) -> Outcome:
+    def _try(self, candidate: Candidate, claim: Claim | None = None) -> Outcome:
         refusal = self.space.refusal(candidate)
+        row = None
         if refusal is not None:  # never reaches the compiler
             outcome = Outcome("pruned", self.objective.source, reason=refusal)
-            row = self.recorder.add(candidate, outcome)
         elif self.objective.source == "predicted":
             # Takes microseconds and cannot crash: there is no running trial to leave a trace of.
             outcome = self.objective.evaluate(candidate, self.problem)
-            row = self.recorder.add(candidate, outcome)
         else:
             row = self.recorder.start(candidate)
             outcome = self.objective.evaluate(candidate, self.problem)
-            self.recorder.finish(row, candidate, outcome)
+        try:
+            if claim is not None:
+                # Told before it is written here: whoever is killed in between leaves nothing that is tried twice.
+                claim.finish(outcome)
+        finally:
+            if row is None:
+                row = self.recorder.add(candidate, outcome)
+            else:
+                self.recorder.finish(row, candidate, outcome)
         self.tried.add(candidate.key)
         self.looks[candidate.key] = (candidate, outcome)
         self.rows[candidate.key] = self._search_rows[candidate.key] = row
         self.result.new_trials += 1
-        self.result.trials += 1
+        self.result.trials = len(self.tried)
         self.result.states[outcome.state] += 1
         if self.on_trial is not None:
             self.on_trial(candidate, outcome)
@@ -254,7 +341,8 @@ class ProblemTuner:
         looks = [look for look in self.looks.values() if look[0].path == path and look[1].ok]
         while looks:
             near = finalists(looks)
-            if default is not None and default not in near and self.looks[default.key][1].ok:
+            # Not looked at yet where another machine was at it when the time was up.
+            if default is not None and default not in near and self._may_run(default):
                 near.append(default)
             outcomes = self.objective.finals(near, self.problem)
             ranked = rank(list(zip(near, outcomes, strict=True)), default)
@@ -267,8 +355,11 @@ class ProblemTuner:
             looks = [look for look in looks if look[0] not in near]
         return None
 
+    def _may_run(self, candidate: Candidate) -> bool:
+        return candidate.key not in self.looks or self.looks[candidate.key][1].ok
+
     def _looked_again(self, candidate: Candidate, outcome: Outcome) -> None:
-        if self.objective.source == "predicted":
+        if self.objective.source == "predicted" and candidate.key in self.rows:
             # The same trial, seen with its compiled registers and spills.
             before = self.looks[candidate.key][1]
             if outcome != before:
@@ -287,8 +378,9 @@ class ProblemTuner:
         self.recorder.judged(row, verification)
         if verification.ok:
             return Choice(candidate, entry.outcome, verification, row)
-        if self._search_rows[candidate.key] != row:  # nor may its first look bring it back when the run is resumed
-            self.recorder.judged(self._search_rows[candidate.key], verification)
+        first = self._search_rows.get(candidate.key, row)
+        if first != row:  # nor may its first look bring it back when the run is resumed
+            self.recorder.judged(first, verification)
         self.result.rejected.append((candidate, verification))
         self.looks[candidate.key] = (candidate, entry.outcome.failed(verification.reason or "wrong"))
         return None

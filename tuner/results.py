@@ -46,6 +46,8 @@ class ProblemResult:
         What the untuned default takes.
     new_trials, trials : int
         In this run, and in all.
+    elsewhere : int
+        Of these, by other machines of a shared study.
     states : Counter
         Trials by state.
     rejected : list of (Candidate, Verification)
@@ -61,6 +63,7 @@ class ProblemResult:
     default: Outcome | None = None
     new_trials: int = 0
     trials: int = 0
+    elsewhere: int = 0
     states: Counter[str] = field(default_factory=Counter)
     rejected: list[tuple[Candidate, Verification]] = field(default_factory=list)
     reason: str | None = None

@@ -30,6 +30,10 @@ class Sampler(Protocol):
         """Return a candidate not yet tried, or None when there is none left."""
         ...
 
+    def skip(self, candidate: Candidate) -> None:
+        """Never propose a candidate (again): it is being tried, and what comes of it may be told later."""
+        ...
+
     def tell(self, candidate: Candidate, outcome: Outcome) -> None:
         """Take note of what came of a candidate, whether proposed here or not."""
         ...
@@ -50,6 +54,10 @@ class Sweep:
                 return candidate
         return None
 
+    def skip(self, candidate: Candidate) -> None:
+        """Skip it from now on."""
+        self._tried.add(candidate)
+
     def tell(self, candidate: Candidate, outcome: Outcome) -> None:
         """Skip it from now on."""
         del outcome
@@ -63,6 +71,7 @@ class Random:
         order = np.random.default_rng(seed).permutation(len(candidates))
         self._sweep = Sweep([candidates[i] for i in order])
         self.propose = self._sweep.propose
+        self.skip = self._sweep.skip
         self.tell = self._sweep.tell
 
 
@@ -87,6 +96,10 @@ class Greedy:
         # Fields that differ count first; among those, the smaller step.
         cost = apart.sum(axis=1) * 100 + steps
         return pool.candidates[int(self._rng.choice(left[cost == cost.min()]))]
+
+    def skip(self, candidate: Candidate) -> None:
+        """Take it off what is left."""
+        self._pool.remove(candidate)
 
     def tell(self, candidate: Candidate, outcome: Outcome) -> None:
         """Move there when it is faster than the best."""
@@ -123,6 +136,10 @@ class OptunaSampler:
         # The place asked for may be illegal or tried, so what is told is the candidate that was really evaluated.
         self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
         return self._pool.nearest(position)
+
+    def skip(self, candidate: Candidate) -> None:
+        """Take it off what is left."""
+        self._pool.remove(candidate)
 
     def tell(self, candidate: Candidate, outcome: Outcome) -> None:
         """Add the outcome to the study; a candidate whose choices are gone only counts as tried."""

@@ -20,6 +20,7 @@ from .objective import Objective, Outcome
 from .one_problem import ProblemTuner, Ranking, Settings
 from .record import Recorder
 from .results import ProblemResult, RunResult
+from .shared import Storage
 from .verify import Verifies
 
 NEIGHBOURS = 3
@@ -89,6 +90,8 @@ class Tuner:
         Name of the weights on which `quantization_errors` were taken.
     quantization_errors : mapping, optional
         Problem with M = 1 -> error of its quantization on those weights.
+    storage : Storage, optional
+        Where the studies are shared with other machines; it belongs to the caller, who closes it.
     """
 
     store: db.Store
@@ -103,6 +106,7 @@ class Tuner:
     stop: threading.Event = field(default_factory=threading.Event)
     weights: str | None = None
     quantization_errors: Mapping[Problem, float] = field(default_factory=dict)
+    storage: Storage | None = None
 
     def run(self, problems: Iterable[Problem]) -> RunResult:
         """Tune every problem; Ctrl-C ends the run early and keeps what is done.
@@ -155,9 +159,13 @@ class Tuner:
 
         def on_trial(candidate: Candidate, outcome: Outcome) -> None:
             self.progress.trial(problem, candidate, outcome)
+            on_wait()
+
+        def on_wait(_: int = 0) -> None:
             if self.stop.is_set():
                 raise KeyboardInterrupt
 
+        source = self.objective.source
         tuner = ProblemTuner(
             recorder,
             self.objective,
@@ -167,8 +175,12 @@ class Tuner:
             _nearest(problem, done),
             on_trial,
             self.ahead,
+            on_wait=on_wait,
         )
         try:
+            if self.storage is not None:
+                tuner.space.require_fused()
+                tuner.shared = self.storage.study(self.device, problem, source, self.store.environment)
             result = tuner.run(deadline)
         except KeyboardInterrupt:
             recorder.end("interrupted", "stopped by the user")

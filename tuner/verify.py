@@ -103,7 +103,7 @@ class Verifier:
             return Verification(False, None, f"the reduced problem is illegal: {reason}", self.how)
         self.launches += 1
         try:
-            inputs = adversarial(problem, self.seed)
+            inputs = adversarial(problem, self.seed, quantized=not getattr(cfg, "fused", False))
             if isinstance(cfg, kernels.DequantConfig):
                 return self._check_dequant(cfg, inputs)
             return self._check_fused(cfg, inputs)
@@ -134,8 +134,9 @@ class Verifier:
         x, scale = (inputs.x, None) if inputs.codes is None else (inputs.codes, inputs.x_scale)
         want = reference.matmul(x, inputs.qw, inputs.bias, x_scale=scale)
         bits = ACCUMULATOR_BITS.get(self.device.cc, 24) if self.how == "gpu" else 24
+        tensor_k = cfg.tensor_k(problem, self.device) if isinstance(cfg, kernels.W8A8Config) else 0
         limit = reference.bound(
-            x, inputs.qw, inputs.x.dtype, inputs.bias, x_scale=scale, accumulator_bits=bits,
+            x, inputs.qw, inputs.x.dtype, inputs.bias, x_scale=scale, accumulator_bits=bits, promote_k=tensor_k,
             scaled_weights=getattr(cfg, "scale", "") == "weights" and problem.group_size != -1,
         )  # fmt: skip
         return self._judge(out, want, limit)

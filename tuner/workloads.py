@@ -39,11 +39,18 @@ class Architecture:
     gated: bool = True
     merged: bool = True
 
-    def layers(self, tensor_parallel: int = 1) -> dict[str, tuple[int, int]]:
+    def layers(self, tensor_parallel: int = 1, merged: bool | None = None) -> dict[str, tuple[int, int]]:
         """Return the (K, N) of each kind of linear layer on one of `tensor_parallel` GPUs.
 
         Query, key, value, gate and up are split along N (a key or value head is copied where there are fewer heads than
         GPUs); attention output and down are split along K.
+
+        Parameters
+        ----------
+        tensor_parallel : int
+        merged : bool, optional
+            Whether query, key and value, and gate and up, are one product each, as engines run them, or stay apart, as
+            checkpoints store them. By default as this architecture is usually run.
 
         Raises
         ------
@@ -51,18 +58,29 @@ class Architecture:
             The GPUs cannot share the heads or the intermediate features evenly.
         """
         tp = tensor_parallel
-        if tp < 1 or self.heads % tp or self.intermediate % tp:
+        if not self._splits(tp):
+            able = [count for count in range(1, self.heads + 1) if self._splits(count)]
             raise ArgumentError(
-                f"tensor_parallel={tp} does not divide {self.heads} heads and {self.intermediate} intermediate features"
+                f"tensor_parallel={tp} cannot share {self.heads} heads, {self.kv_heads} key and value heads and "
+                f"{self.intermediate} intermediate features evenly; accepted: {', '.join(map(str, able))}"
             )
         q = self.heads // tp * self.head_dim
         kv = max(1, self.kv_heads // tp) * self.head_dim
         inner = self.intermediate // tp
-        layers = {"qkv": (self.hidden, q + 2 * kv)} if self.merged else {"q": (self.hidden, q), "kv": (self.hidden, kv)}
-        layers["attention output"] = (q, self.hidden)
-        layers["gate and up" if self.gated else "up"] = (self.hidden, 2 * inner if self.gated else inner)
-        layers["down"] = (inner, self.hidden)
-        return layers
+        layers: dict[str, tuple[int, int]]
+        if self.merged if merged is None else merged:
+            layers = {"qkv": (self.hidden, q + 2 * kv)}
+            layers |= {"gate and up": (self.hidden, 2 * inner)} if self.gated else {"up": (self.hidden, inner)}
+        else:
+            layers = {"q": (self.hidden, q), "k": (self.hidden, kv), "v": (self.hidden, kv)}
+            layers |= {"gate": (self.hidden, inner)} if self.gated else {}
+            layers["up"] = (self.hidden, inner)
+        return layers | {"attention output": (q, self.hidden), "down": (inner, self.hidden)}
+
+    def _splits(self, tp: int) -> bool:
+        if tp < 1 or self.heads % tp or self.intermediate % tp:
+            return False
+        return tp % self.kv_heads == 0 if tp > self.kv_heads else self.kv_heads % tp == 0
 
 
 MODELS: Mapping[str, Architecture] = {
@@ -86,6 +104,14 @@ MODELS: Mapping[str, Architecture] = {
     "phi-3-mini": Architecture(3072, 8192, 32, 32, 96),
 }
 """Published configurations, by the names people use."""
+
+LAYERS: Mapping[str, tuple[bool | None, ...]] = {
+    "usual": (None,),
+    "fused": (True,),
+    "unfused": (False,),
+    "both": (True, False),
+}
+"""Whether the layers that read the same input are one product: as the model is usually run, yes, no, or each way."""
 
 # Model types whose feed-forward layer has no gate.
 _PLAIN = {"bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "gpt2", "gptj", "gpt_neox", "opt", "falcon", "phi"}
@@ -127,6 +153,10 @@ def _read(path: Path) -> Architecture:
     if not isinstance(config, dict):
         raise ArgumentError(f"{path} holds no JSON object")
     config = {**config, **(config.get("text_config") or {})}  # multimodal models nest their language model
+    if config.get("kv_lora_rank"):
+        raise ArgumentError(
+            f"{path}: layers of multi-head latent attention (kv_lora_rank) have other shapes; name them: --shapes KxN"
+        )
     kind = str(config.get("model_type", ""))
     hidden = _whole(config, path, "hidden_size", "n_embd", "d_model", "dim")
     heads = _whole(config, path, "num_attention_heads", "n_head", "n_heads")
@@ -134,7 +164,9 @@ def _read(path: Path) -> Architecture:
         config, path, "moe_intermediate_size", "intermediate_size", "n_inner", "ffn_dim", "hidden_dim",
         default=4 * hidden,
     )  # fmt: skip
-    kv_heads = _whole(config, path, "num_key_value_heads", "num_kv_heads", default=heads)
+    # Falcon's first version has one key and value head, and no number that says so.
+    single = config.get("multi_query") is True and not config.get("new_decoder_architecture")
+    kv_heads = _whole(config, path, "num_key_value_heads", "num_kv_heads", default=1 if single else heads)
     head_dim = _whole(config, path, "head_dim", default=hidden // heads)
     return Architecture(
         hidden, intermediate, heads, kv_heads, head_dim, gated=kind not in _PLAIN, merged=kind not in _APART
@@ -153,9 +185,22 @@ def _whole(config: Mapping[str, Any], path: Path, *names: str, default: int | No
     return default
 
 
-def model_shapes(model: str | Path, tensor_parallel: int = 1) -> list[tuple[int, int]]:
-    """Return the distinct (K, N) of a model's linear layers on one of `tensor_parallel` GPUs."""
-    return list(dict.fromkeys(architecture(model).layers(tensor_parallel).values()))
+def model_shapes(model: str | Path, tensor_parallel: int = 1, layers: str = "usual") -> list[tuple[int, int]]:
+    """Return the distinct (K, N) of a model's linear layers on one of `tensor_parallel` GPUs.
+
+    Parameters
+    ----------
+    model : str or Path
+        As `architecture`.
+    tensor_parallel : int
+    layers : {"usual", "fused", "unfused", "both"}
+        Which of `Architecture.layers`.
+    """
+    known = architecture(model)
+    shapes: list[tuple[int, int]] = []
+    for merged in LAYERS[layers]:
+        shapes += known.layers(tensor_parallel, merged).values()
+    return list(dict.fromkeys(shapes))
 
 
 def parse_shapes(text: str) -> list[tuple[int, int]]:

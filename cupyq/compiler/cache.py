@@ -10,12 +10,9 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
-
-from platformdirs import user_cache_path
 
 LAYOUT = "1"
 """Changes when the layout of an entry does."""
@@ -27,7 +24,11 @@ _warned = False
 def folder() -> Path:
     """Return the cache's folder: $CUPYQ_CACHE_DIR, else `kernels` in the platform's cache folder for cupyq."""
     given = os.environ.get(_ENV)
-    return Path(given) if given else user_cache_path("cupyq", appauthor=False) / "kernels"
+    if given:
+        return Path(given)
+    import platformdirs
+
+    return platformdirs.user_cache_path("cupyq", appauthor=False) / "kernels"
 
 
 def key(*parts: str) -> str:
@@ -58,6 +59,8 @@ def read(name: str) -> tuple[dict[str, Any], bytes] | None:
 def write(name: str, facts: dict[str, Any], payload: bytes) -> None:
     """Store an entry: into a temporary file beside it, then renamed. Warns once if the folder cannot be written."""
     global _warned
+    import tempfile  # here: a first product with a kernel that CuPy keeps needs nothing of this
+
     head = json.dumps(facts).encode()
     data = b"\n".join((head, hashlib.sha256(head + payload).hexdigest().encode(), payload))
     target = folder() / name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +54,8 @@ def _from_ptx(text: str, entry: str, newest: int) -> Any:
 
     The driver compiles PTX for newer GPUs. CuPy would make machine code of that architecture, which runs only there.
     """
+    import tempfile
+
     import cupy
 
     nvrtc = cupy.cuda.nvrtc

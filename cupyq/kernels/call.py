@@ -155,16 +155,18 @@ def _activations(
     """Return the W8A8 kernel's arguments from x on."""
     if cfg.fused:
         if x_scale is not None or x_zero is not None:
-            raise ArgumentError("x_scale is given: a fused config quantizes x itself")
+            raise ArgumentError("x_scale is given: a fused config quantizes x itself, by the rule of its weight")
         _expect("x", x, (prob.m, prob.k), NUMPY_DTYPES[prob.dtype])
         x, stride = _rows(xp, x, 16 if prob.k % 8 == 0 else 2)
-        return (x, NULL, NULL, NULL, *results, *cfg.scalars(prob, stride, 1))
+        rule = qw.activations
+        given = (*rule.static(x), None if rule.symmetric else column_sums(qw), rule.factor_as(NUMPY_DTYPES[prob.dtype]))
+        return (x, *(NULL if a is None else a for a in given), *results, *cfg.scalars(prob, stride, 1))
     if x_scale is None:
         raise ShapeError("x_scale is missing: the W8A8 kernel takes quantized activations and the scale of each token")
     codes = _codes(xp, prob, x)
     if prob.op == "w8a8-fp8-block":
         scales = kernel_block_scales(prob, x_scale)
-        return (codes, scales, NULL, NULL, *results, *cfg.scalars(prob, codes.shape[1], scales.shape[1]))
+        return (codes, scales, NULL, NULL, NULL, *results, *cfg.scalars(prob, codes.shape[1], scales.shape[1]))
     scales = xp.ascontiguousarray(x_scale, dtype=np.float32).reshape(-1)
     one = scales.size == 1 and prob.m > 1
     shape = (1,) if one else (prob.m,)
@@ -176,7 +178,7 @@ def _activations(
         zeros = xp.ascontiguousarray(x_zero).reshape(-1)
         _expect("x_zero", zeros, shape, np.dtype(np.int32))
         sums = column_sums(qw)
-    return (codes, scales, zeros, sums, *results, *cfg.scalars(prob, codes.shape[1], 0 if one else 1))
+    return (codes, scales, zeros, sums, NULL, *results, *cfg.scalars(prob, codes.shape[1], 0 if one else 1))
 
 
 def scale_shape(prob: Problem) -> tuple[int, ...]:

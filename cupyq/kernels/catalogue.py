@@ -44,13 +44,22 @@ def check(cfg: Config, prob: Problem, device: Any) -> str | None:
     return next(iter(cfg.reasons(prob, resolve(device))), None)
 
 
-def default(prob: Problem, device: Any) -> Config:
-    """Return the config used for `prob` on `device` when nothing is tuned: the fused kernel's."""
+def default(prob: Problem, device: Any, *, fused: bool | None = None) -> Config:
+    """Return the config used for `prob` on `device` when nothing is tuned: that of the kernel on packed weights.
+
+    Parameters
+    ----------
+    prob : Problem
+    device : DeviceSpec or str
+        As for :func:`check`.
+    fused : bool, optional
+        W8A8: whether the kernel quantizes the activations itself; None leaves that to what is faster.
+    """
     target = resolve(device)
     sms = getattr(target, "sms", FALLBACK_SMS)
     if prob.weight_only:
         return w4a16.default(prob, target, sms)
-    return w8a8.default(prob, target, sms)
+    return w8a8.default(prob, target, sms, fused)
 
 
 def configs(prob: Problem, device: Any) -> Iterator[Config]:

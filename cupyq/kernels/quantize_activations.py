@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar
+
+from cupyq.activations import Activations
 
 from .config import CPP_TYPES, SHORT_TYPES, Config, Launch, Target, ceil_div, choice, cpp_bool, needs_cc
 from .problem import Problem
@@ -125,3 +127,9 @@ def default(prob: Problem) -> QuantizeActivationsConfig:
         if threads * pieces >= need:
             return QuantizeActivationsConfig(threads, pieces)
     return QuantizeActivationsConfig(THREADS[-1], PIECES[-1])
+
+
+def for_rule(prob: Problem, rule: Activations) -> QuantizeActivationsConfig:
+    """Return the default config that quantizes by a weight's rule."""
+    scales = "token" if rule.scale is None else "tensor"
+    return replace(default(prob), scales=scales, zeros=not rule.symmetric, smooth=rule.factor is not None)

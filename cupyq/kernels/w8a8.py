@@ -39,11 +39,23 @@ SPLIT_K = (1, 2, 3, 4, 6, 8, 12, 16)
 
 PROMOTE_K = (0, 64, 128, 256, 512)
 FUSED_BLOCK_M = (8, 16, 32, 64)
+FUSED_M = 32
+"""Tokens up to which configs that quantize activations themselves are looked at."""
 
 SAFE_K = LONGEST_INT8_K
 """Longest K of int8: 131,072 products of -128..127 fit int32 (`weights.pack` refuses the one column that would not)."""
 
 _OTHER_REGISTERS = 48
+
+# Of a fused kernel's prologue: k of a run of a warp, instructions for a run, clocks that it waits for memory.
+_FIND_RUN, _FIND_INSTRUCTIONS, _FIND_WAIT = 1024, 4 * 14 + 30, 300  # L2: every CTA reads all of its tokens
+_ENCODE_RUN, _ENCODE_INSTRUCTIONS, _ENCODE_WAIT = 512, 2 * 75 + 40, 60  # L1
+_WARP_IPC = 0.5
+
+_COST_OF_CLOCK = 16.0  # in the units of `_cost`
+
+_SEPARATE_CLOCKS = 4000
+"""Clocks that a launch of its own to quantize activations costs: one in a CUDA graph, and its wait for memory."""
 
 _TYPES = {"w8a8-int8": "Int8", "w8a8-fp8": "E4m3", "w8a8-fp8-block": "E4m3"}
 _LEAST_CC = {"w8a8-int8": (7, 5), "w8a8-fp8": (8, 9), "w8a8-fp8-block": (8, 9)}
@@ -73,7 +85,8 @@ class W8A8Config(Config):
         "w8a8-fp8": k of a warp that the tensor core, which may keep fewer than 24 bits, sums by itself before an fp32
         addition: 64, 128, 256, 512, or 0 for all of them. Scales of blocks do the same after each stage.
     fused : bool
-        x comes in 16 bits, and each CTA quantizes the tokens of its tile: one launch less, for small M.
+        x comes in 16 bits, and each CTA quantizes the tokens of its tile by the weight's rule: one launch less, for
+        small M.
     """
 
     block_m: int = 64
@@ -120,7 +133,28 @@ class W8A8Config(Config):
         if not self.fused:
             return max(self.stages * self.stage_bytes(), epilogue)
         codes = ceil_div(self.k_tiles(prob), self.split_k) * self.block_m * self.block_k
-        return ceil_div(4 * self.block_m, 128) * 128 + max(self.stages * self.stage_bytes() + codes, epilogue)
+        return ceil_div(8 * self.block_m, 128) * 128 + max(self.stages * self.stage_bytes() + codes, epilogue)
+
+    def prologue(self, prob: Problem) -> tuple[float, float]:
+        """Return (clocks, warp instructions) that a fused CTA quantizes its tokens in, before its main loop.
+
+        Estimated from the counts of its two loops; (0, 0) for configs that take codes.
+        """
+        if not self.fused:
+            return 0.0, 0.0
+        rows = min(prob.m, self.block_m)
+        # Where a warp has more than eight tokens, those past M are filled with zeros.
+        filled = rows if self.warp_tokens == 8 else self.block_m
+        share = ceil_div(self.k_tiles(prob), self.split_k) * self.block_k
+        warps = self.threads // 32
+        clocks = instructions = 0.0
+        for runs, each, wait in (
+            (rows * ceil_div(prob.k, _FIND_RUN), _FIND_INSTRUCTIONS, _FIND_WAIT),
+            (filled * ceil_div(share, _ENCODE_RUN), _ENCODE_INSTRUCTIONS, _ENCODE_WAIT),
+        ):
+            clocks += ceil_div(runs, warps) * (wait + each / _WARP_IPC * max(1.0, warps / 8))
+            instructions += runs * each
+        return clocks, instructions
 
     def tiles(self, prob: Problem) -> int:
         """Output tiles."""
@@ -142,6 +176,14 @@ class W8A8Config(Config):
         sums = self.strips * tokens * 4 * (2 if self._promotes(prob) else 1)
         scales = 2 * tokens if prob.op == "w8a8-fp8-block" else 0
         return sums + scales + fragments + staging + _OTHER_REGISTERS
+
+    def tensor_k(self, prob: Problem, device: Target) -> int:
+        """Return how many k of fp8 products the tensor core sums by itself, in what bits it keeps, at most."""
+        if device.cc[0] in (9, 10):
+            return 32  # ptxas widens an mma to 16 bits and adds its result in fp32
+        if prob.op == "w8a8-fp8-block":
+            return self.warp_k
+        return self.promote_k or ceil_div(self.k_tiles(prob), self.split_k) * self.warp_k
 
     def _promotes(self, prob: Problem) -> bool:
         return self.promote_k > 0 or prob.op == "w8a8-fp8-block"
@@ -236,10 +278,10 @@ class W8A8Config(Config):
 using Kernel = W8A8<{", ".join(map(str, arguments))}>;
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1) {self.entry(prob)}(
     const char* weights, const float* weight_scales, const void* x, const float* x_scales, const int* x_zeros,
-    const int* column_sums, u16* y, const u16* bias, u32* partials, u32* arrivals, int m, int n, int k, int row_stride,
-    int scale_stride, int splits, int share, int extra) {{
-    Kernel::run({{weights, weight_scales, x, x_scales, x_zeros, column_sums, y, bias, partials, arrivals, m, n, k,
-                 row_stride, scale_stride, {{splits, share, extra}}}});
+    const int* column_sums, const u16* factor, u16* y, const u16* bias, u32* partials, u32* arrivals, int m, int n,
+    int k, int row_stride, int scale_stride, int splits, int share, int extra) {{
+    Kernel::run({{weights, weight_scales, x, x_scales, x_zeros, column_sums, factor, y, bias, partials, arrivals, m,
+                 n, k, row_stride, scale_stride, {{splits, share, extra}}}});
 }}
 """
 
@@ -265,8 +307,12 @@ _FIELDS = {
 
 
 def candidates(prob: Problem) -> Iterator[W8A8Config]:
-    """Yield the configs worth a look for `prob`, legal or not, in a fixed order."""
+    """Yield the configs worth a look for `prob`, legal or not, in a fixed order.
+
+    Those that quantize activations themselves only for few tokens, where a launch of its own is what that costs.
+    """
     promote = (0, 128, 256) if prob.op == "w8a8-fp8" else (0,)
+    few = prob.op != "w8a8-fp8-block" and prob.m <= FUSED_M
     for block_m, warp_tokens in product(BLOCK_M, WARP_TOKENS):
         if block_m % warp_tokens or block_m // warp_tokens > 4 or (block_m > 8 and block_m >= 2 * prob.m):
             continue
@@ -274,42 +320,59 @@ def candidates(prob: Problem) -> Iterator[W8A8Config]:
             STRIPS, WARPS, WARPS, WARP_K, STAGES, SPLIT_K, promote
         ):
             if 2 <= block_m // warp_tokens * warps_n * warps_k <= 8:
-                yield W8A8Config(block_m, warp_tokens, strips, warps_n, warps_k, warp_k, stages, split_k, promote_k)
+                for fused in (False, True) if few and block_m <= FUSED_M else (False,):
+                    yield W8A8Config(
+                        block_m, warp_tokens, strips, warps_n, warps_k, warp_k, stages, split_k, promote_k, fused
+                    )
 
 
-def default(prob: Problem, device: Target, sms: int) -> W8A8Config:
+def default(prob: Problem, device: Target, sms: int, fused: bool | None = None) -> W8A8Config:
     """Return the config used when nothing is tuned: the shape of tile by M, then the split that fills the SMs.
 
     Where the tensor cores sum 8-bit floats themselves, 256 k at most go without an fp32 addition. On 9.x and 10.x
-    mma.sync has none: ptxas widens them to 16 bits.
+    mma.sync has none: ptxas widens them to 16 bits. `fused` None takes whichever is estimated to be faster: to quantize
+    activations in the kernel or in a launch before it.
     """
-    shapes: tuple[tuple[int, int, int, int, int, int, int], ...] = (
-        (128, 64, 4, 2, 1, 128, 3),
-        (128, 64, 4, 2, 1, 64, 3),
-        (128, 64, 2, 4, 1, 128, 3),
-        (128, 32, 4, 2, 1, 128, 3),
-        (128, 32, 4, 2, 1, 64, 3),
-        (64, 32, 2, 2, 1, 128, 4),
-        (64, 32, 4, 2, 1, 64, 4),
-        (32, 32, 4, 2, 2, 64, 4),
-        (16, 16, 4, 1, 4, 64, 4),
-        (8, 8, 4, 1, 4, 64, 4),
-        (8, 8, 2, 2, 2, 64, 3),
-    )
-    best, best_cost = None, float("inf")
+    shapes = _SHAPES
     if device.cc < (8, 0):
         shapes = tuple((*shape[:6], 2) for shape in shapes)
     promote_k = 256 if prob.op == "w8a8-fp8" and device.cc[0] not in (9, 10) else 0
     if promote_k:  # two stages of 128 k, and then a period has them both: their places in shared memory are constants
         shapes = tuple((*shape[:6], 2) if shape[5] == 128 else shape for shape in shapes)
-    for shape, split_k in product(shapes, SPLIT_K):
-        cfg = W8A8Config(*shape, split_k, promote_k)
-        if any(True for _ in cfg.reasons(prob, device)):
+    best, best_cost = None, float("inf")
+    kinds = (False, True) if fused is None else (fused,)
+    for shape, split_k, kind in product(shapes, SPLIT_K, kinds):
+        cfg = W8A8Config(*shape, split_k, promote_k, kind)
+        if (kind and prob.m > FUSED_M) or any(True for _ in cfg.reasons(prob, device)):
             continue
-        waves = ceil_div(cfg.tiles(prob) * split_k, sms)
-        work = cfg.block_m * cfg.block_n / 64 + (cfg.block_m + cfg.block_n) / 2 + 16  # a k step: tensor, loads, rest
-        cost = waves * (work * ceil_div(cfg.k_tiles(prob), split_k) * cfg.block_k + 2 * cfg.block_m * cfg.block_n)
-        cost += 4 * cfg.block_m * cfg.block_n * (split_k > 1)
+        cost = _cost(cfg, prob, device, sms)
         if cost < best_cost:
             best, best_cost = cfg, cost
-    return best or W8A8Config(8, 8, 1, 2, 1, 64, 2, 1, promote_k)
+    return best or W8A8Config(8, 8, 1, 2, 1, 64, 2, 1, promote_k, bool(fused))
+
+
+# block_m, warp_tokens, strips, warps_n, warps_k, warp_k, stages
+_SHAPES: tuple[tuple[int, int, int, int, int, int, int], ...] = (
+    (128, 64, 4, 2, 1, 128, 3),
+    (128, 64, 4, 2, 1, 64, 3),
+    (128, 64, 2, 4, 1, 128, 3),
+    (128, 32, 4, 2, 1, 128, 3),
+    (128, 32, 4, 2, 1, 64, 3),
+    (64, 32, 2, 2, 1, 128, 4),
+    (64, 32, 4, 2, 1, 64, 4),
+    (32, 32, 4, 2, 2, 64, 4),
+    (16, 16, 4, 1, 4, 64, 4),
+    (8, 8, 4, 1, 4, 64, 4),
+    (8, 8, 2, 2, 2, 64, 3),
+)
+
+
+def _cost(cfg: W8A8Config, prob: Problem, device: Target, sms: int) -> float:
+    """Return a figure that grows with the time of a product, to choose a default by."""
+    waves = ceil_div(cfg.tiles(prob) * cfg.split_k, sms)
+    work = cfg.block_m * cfg.block_n / 64 + (cfg.block_m + cfg.block_n) / 2 + 16  # a k step: tensor, loads, rest
+    cost = waves * (work * ceil_div(cfg.k_tiles(prob), cfg.split_k) * cfg.block_k + 2 * cfg.block_m * cfg.block_n)
+    cost += 4 * cfg.block_m * cfg.block_n * (cfg.split_k > 1)
+    together = min(4, max(1, device.shared_per_block // cfg.shared_bytes(prob)))  # CTAs of an SM quantize side by side
+    clocks = ceil_div(waves, together) * cfg.prologue(prob)[0] if cfg.fused else _SEPARATE_CLOCKS
+    return cost + _COST_OF_CLOCK * clocks

@@ -5,6 +5,7 @@ Counts are SASS instructions of the main loop as its parts cost them, held again
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from cupyq.kernels import Problem, W4A16Config, W8A8Config
@@ -61,12 +62,22 @@ def w4a16_profile(cfg: W4A16Config, prob: Problem, compiled: Any = None) -> Prof
     estimate = cfg.accumulators(prob) + 52 + 6 * tokens + 6 * max(0, spans - 1)
     registers = compiled.registers if compiled is not None else _capped(estimate, cfg)
     return _tiled(
-        cfg, prob, stage, epilogue, registers, weights, stage_weights, moved, x_bytes=2, mma="m16n8k16:float16"
+        cfg,
+        prob,
+        stage,
+        epilogue,
+        registers,
+        weights,
+        stage_weights,
+        moved,
+        x_bytes=2,
+        step_k=16,
+        mma="m16n8k16:float16",
     )
 
 
 def w8a8_profile(cfg: W8A8Config, prob: Problem, device: Any, compiled: Any = None) -> Profile:
-    """Return the profile of the W8A8 kernel, without the pass that quantizes activations.
+    """Return the profile of the W8A8 kernel, without the pass that quantizes activations (unless the kernel does).
 
     On 9.0 and 10.0 mma.sync has no 8-bit floats: ptxas widens both fragments and multiplies in fp16, which is what is
     counted there.
@@ -74,31 +85,47 @@ def w8a8_profile(cfg: W8A8Config, prob: Problem, device: Any, compiled: Any = No
     tokens = cfg.warp_tokens // 8
     steps = cfg.warp_k // 32
     words = cfg.strips * steps
-    widened = prob.op == "w8a8-fp8" and device.cc[0] in (9, 10)
-    x_copies = -(-cfg.block_m * cfg.block_k // 16 // cfg.threads)
+    sums = 4 * cfg.strips * tokens
+    blocks = prob.op == "w8a8-fp8-block"
+    widened = prob.op != "w8a8-int8" and device.cc[0] in (9, 10)
+    x_copies = 0 if cfg.fused else -(-cfg.block_m * cfg.block_k // 16 // cfg.threads)
+    promotions = 1.0 if blocks else cfg.warp_k / cfg.promote_k if cfg.promote_k else 0.0  # in a stage
     stage: dict[str, float] = {
         "mma": words * tokens * (2 if widened else 1),
         "convert": (4 * words + 2 * tokens * steps) * 2 if widened else 0,
         # Tensor cores of 9.0 keep few bits: ptxas adds each widened product to the fp32 sums itself.
-        "fp32_math": 4 * words * tokens if widened else 0,
+        "fp32_math": (4 * words * tokens if widened else 0) + sums * promotions + (2 * tokens if blocks else 0),
         "ld_shared": words,
         "ldmatrix": -(-tokens * steps // 2),
         "cp_async_16B": x_copies + -(-cfg.block_n * cfg.block_k // 16 // cfg.threads),
-        "other": _STAGE_OVERHEAD,
+        "other": _STAGE_OVERHEAD + (tokens + 12 if blocks else 0),  # loads of scales, and their addresses
     }
-    epilogue = epilogue_instructions(cfg, cfg.strips * tokens * 4)
+    clocks, instructions = cfg.prologue(prob)
+    epilogue = epilogue_instructions(cfg, sums) + instructions
     strips = -(-prob.n // 16)
-    weights = strips * -(-prob.k // 32) * 512.0 + 4 * prob.n
+    # With scales of blocks a warp reads a sector for each of its 128 k.
+    of_scales = 32.0 * prob.groups * -(-strips // cfg.strips) if blocks else 4.0 * prob.n
+    weights = strips * -(-prob.k // 32) * 512.0 + of_scales
     shared = cfg.stage_bytes()
     weight_share = cfg.block_n * cfg.block_k
     moved: dict[str, float] = {
         "in": shared,
         "out": weight_share * (cfg.block_m // cfg.warp_tokens) + cfg.block_m * cfg.block_k * cfg.warps_n,
     }
-    registers = compiled.registers if compiled is not None else _capped(40 + cfg.strips * tokens * 16 // 3, cfg)
+    promotes = blocks or cfg.promote_k > 0
+    estimate = 40 + sums * 4 // 3 + (sums + 2 * tokens * blocks if promotes else 0)
+    registers = compiled.registers if compiled is not None else _capped(estimate, cfg)
     kind = "int8" if prob.op == "w8a8-int8" else "fp8"
     mma = "m16n8k16:float16" if widened else f"m16n8k32:{kind}"
-    return _tiled(cfg, prob, stage, epilogue, registers, weights, float(weight_share), moved, x_bytes=1, mma=mma)
+    found = _tiled(
+        cfg, prob, stage, epilogue, registers, weights, float(weight_share), moved,
+        x_bytes=2 if cfg.fused else 1, step_k=32, mma=mma,
+    )  # fmt: skip
+    if not cfg.fused:
+        return found
+    # Every CTA reads all of its tokens from L2, whatever its share of K.
+    again = 2.0 * prob.m * prob.k * -(-prob.n // cfg.block_n) * (cfg.split_k - 1)
+    return replace(found, l2_bytes=found.l2_bytes + again, prologue_clocks=clocks)
 
 
 def _capped(registers: int, cfg: Any) -> int:
@@ -133,6 +160,7 @@ def _tiled(
     moved: dict[str, float],
     *,
     x_bytes: int,
+    step_k: int,
     mma: str,
 ) -> Profile:
     """Sum up a launch from one warp's stage: what both families share."""
@@ -173,5 +201,5 @@ def _tiled(
         reduce_steps=1 if parts > 1 else 0,
         # The CTA that arrives last reads every partial sum of its tile.
         reduce_bytes=tile_bytes * parts if parts > 1 else 0,
-        independent_mma=max(1, int(stage["mma"] // (cfg.warp_k // (32 if x_bytes == 1 else 16)))),
+        independent_mma=max(1, int(stage["mma"] // (cfg.warp_k // step_k))),
     )

@@ -1,6 +1,6 @@
 """The formula: from a kernel's profile and a device to a predicted time.
 
-``t = launch + fill + soft_max(DRAM, L2, shared, tensor, ALU pipes, issue) + reduce``. The soft maximum
+``t = launch + fill + prologue + soft_max(DRAM, L2, shared, tensor, ALU pipes, issue) + reduce``. The soft maximum
 ``(sum of t_i^p)^(1/p)`` stands for the imperfect overlap of real kernels. Work on the SMs is that of the busiest SM, so
 waves and tails show; DRAM goes by all SMs together and by the bytes they have in flight.
 """
@@ -105,7 +105,7 @@ def predict_profile(
     Returns
     -------
     Prediction
-        With parts "launch", "fill", "dram", "l2", "shared", "tensor", "alu", "issue", "chain", "reduce".
+        With parts "launch", "fill", "prologue", "dram", "l2", "shared", "tensor", "alu", "issue", "chain", "reduce".
 
     Raises
     ------
@@ -127,21 +127,26 @@ def predict_profile(
     clock = device.clock_ghz * constants.clock_factor(device) * 1e3  # clocks a microsecond
 
     warps = together * -(-profile.block // 32)
+    rounds = -(-per_sm // resident)
+    fill = constants.dram_latency_us * (1 + (rounds - 1) / resident)
     parts = {
         "launch": constants.graph_launch_us if launch_us is None else launch_us,
-        "fill": constants.dram_latency_us * (1 + (-(-per_sm // resident) - 1) / resident),
+        "fill": fill,
+        # The first stages are on their way meanwhile.
+        "prologue": max(0.0, rounds * profile.prologue_clocks / clock - fill),
         "dram": _dram_us(profile, device, resident, constants),
         "l2": profile.l2_bytes * share / (constants.l2_rate(device) * clock),
         "shared": profile.shared_traffic * share / (SHARED_BYTES_PER_CLOCK * clock),
         "tensor": _tensor_us(profile, device, share, warps, constants),
         "alu": _alu_us(profile, device, share, clock),
         "issue": _issued(profile) * share / (min(SCHEDULERS, warps * constants.warp_ipc) * clock),
-        "chain": -(-per_sm // resident) * profile.serial_stages * constants.stage_clocks / clock,
+        "chain": rounds * profile.serial_stages * constants.stage_clocks / clock,
         "reduce": profile.reduce_steps
         * (constants.reduce_step_us + profile.reduce_bytes / (constants.reduce_bytes_per_clock * clock)),
     }
     overlapping = soft_max((parts[name] for name in OVERLAPPING), constants.overlap)
-    return Prediction(parts["launch"] + parts["fill"] + overlapping + parts["reduce"], parts)
+    alone = sum(parts[name] for name in ("launch", "fill", "prologue", "reduce"))
+    return Prediction(alone + overlapping, parts)
 
 
 def _dram_us(profile: Profile, device: DeviceSpec, resident: int, constants: Constants) -> float:

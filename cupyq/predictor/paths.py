@@ -56,9 +56,9 @@ def predict(
     Parameters
     ----------
     cfg_or_path : Config or str
-        A config: W4A16Config; W8A8Config, with the pass that quantizes activations; DequantConfig, with the cuBLAS
-        product that follows; QuantizeActivationsConfig, that pass alone. Or a path: "fused" (the default config),
-        "dequant", or "fp16" (cuBLAS on weights that were never quantized).
+        A config: W4A16Config; W8A8Config, with the pass that quantizes activations unless it is fused; DequantConfig,
+        with the cuBLAS product that follows; QuantizeActivationsConfig, that pass alone. Or a path: "fused" (the
+        default config), "dequant", or "fp16" (cuBLAS on weights that were never quantized).
     prob : Problem
         M = 0 launches nothing and takes 0.
     device : DeviceSpec or str
@@ -107,7 +107,7 @@ def predict(
         launch_us=launch_us,
         constants=constants,
     )
-    if isinstance(cfg_or_path, W8A8Config):
+    if isinstance(cfg_or_path, W8A8Config) and not cfg_or_path.fused:
         quantize = _quantize_us(prob, device, launch_us, constants)
         return Prediction(kernel.time_us + quantize, {**kernel.parts, "quantize": quantize})
     return kernel
@@ -126,9 +126,10 @@ def _dequant(prob: Problem, device: DeviceSpec, launch_us: float | None, constan
 
 
 def _quantize_us(prob: Problem, device: DeviceSpec, launch_us: float | None, constants: Constants) -> float:
-    """The pass over activations: reads 2 bytes and writes 1 an element, with a scale a token."""
+    """The pass over activations: reads 2 bytes and writes 1 an element, with a scale a token or a block of it."""
     elements = float(prob.m * prob.k)
-    return streaming_us(2 * elements, elements + 4 * prob.m, device, launch_us=launch_us, constants=constants)
+    scales = 4.0 * prob.m * (prob.groups if prob.op == "w8a8-fp8-block" else 1)
+    return streaming_us(2 * elements, elements + scales, device, launch_us=launch_us, constants=constants)
 
 
 def _with_spills(found: Profile, compiled: Any) -> Profile:

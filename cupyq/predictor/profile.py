@@ -35,6 +35,8 @@ class Profile:
         Hand-overs of partial sums that follow each other (0 without a split along K).
     reduce_bytes : float
         Bytes that one CTA moves in each of these.
+    prologue_clocks : float
+        Clocks that a CTA works before its main loop can start, beyond filling its pipeline.
     independent_mma : int
         mma instructions of a warp that do not wait for each other.
     """
@@ -54,6 +56,7 @@ class Profile:
     busiest: float | None = None
     reduce_steps: float = 0.0
     reduce_bytes: float = 0.0
+    prologue_clocks: float = 0.0
     independent_mma: int = 8
 
 

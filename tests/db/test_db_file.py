@@ -11,7 +11,7 @@ import pytest
 from db_values import H100, HERE, PROBLEM, adder
 
 import cupyq.db
-from cupyq.db import connect, migrations
+from cupyq.db import connect, migrations, place
 from cupyq.errors import DatabaseError, SchemaTooNew
 
 
@@ -76,7 +76,7 @@ def test_a_reader_does_not_wait_for_a_writer(fresh_db, add):
 
 
 def test_a_writer_that_waits_too_long_says_so(fresh_db, monkeypatch):
-    monkeypatch.setattr(connect, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(place, "BUSY_SECONDS", 0.1)
     with (
         cupyq.db.open(fresh_db.path, environment=HERE) as other,
         fresh_db.writing(),
@@ -217,7 +217,8 @@ AS_NOBODY = """
 import os, sys
 sys.path[:0] = [sys.argv[2]]
 import cupyq.db
-from db_values import HERE
+import cupyq.db.store
+from db_values import H100, HERE, PROBLEM
 os.setuid(65534)  # after the imports: nobody may not be allowed to read Python's own files
 if sys.argv[3] == "write":
     try:
@@ -225,8 +226,10 @@ if sys.argv[3] == "write":
     except cupyq.db.store.DatabaseError as error:
         print(error)
 else:
-    with cupyq.db.open_or_none(sys.argv[1], environment=HERE) as store:
-        print(len(store.trials()), len(store.best()))
+    with cupyq.db.open(sys.argv[1], readonly=True, environment=HERE) as store:
+        print(len(store.trials()), len(store.best()), store.lookup(H100, PROBLEM).time_us)
+    with cupyq.db.open_or_none(sys.argv[1], environment=HERE) as reader:
+        print(reader.lookup(H100, PROBLEM).time_us)
 """
 
 
@@ -248,7 +251,10 @@ def test_a_read_only_file_and_folder(tmp_path, add, fresh_db, file_mode, folder_
     child = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
     tmp_path.chmod(0o755)
     assert child.stderr == ""
-    assert child.stdout.strip() == "1 1" if action == "read" else "fresh.db cannot be" in child.stdout
+    if action == "read":
+        assert child.stdout.split() == ["1", "1", "1.0", "1.0"]
+    else:
+        assert "fresh.db cannot be" in child.stdout
 
 
 def test_unfolded_rows_in_the_log_of_a_file_that_is_open_elsewhere_are_read(fresh_db, add):

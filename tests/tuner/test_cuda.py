@@ -187,11 +187,21 @@ def test_dequantizing_is_both_steps(cupy, objective):
 @pytest.mark.parametrize("op", ["w8a8-int8", "w8a8-fp8", "w8a8-fp8-block"])
 def test_quantizing_activations_is_part_of_a_w8a8_product(cupy, objective, op):
     problem = Problem(op, 16, 384, 384)
-    outcome = objective.evaluate(fused(problem), problem)
+    config = kernels.default(problem, objective.device, fused=False)
+    outcome = objective.evaluate(Candidate("fused", config), problem)
     assert outcome.time_us == pytest.approx(2 * LAUNCH_US), outcome.reason
     names = entries(cupy)[-2:]
     assert names[0].startswith("cupyq_quantize_activations")
     assert names[1].startswith("cupyq_w8a8")
+
+
+@pytest.mark.parametrize("op", ["w8a8-int8", "w8a8-fp8"])
+def test_a_kernel_that_quantizes_activations_itself_is_launched_alone(cupy, objective, op):
+    problem = Problem(op, 8, 384, 384)
+    config = kernels.default(problem, objective.device, fused=True)
+    outcome = objective.evaluate(Candidate("fused", config), problem)
+    assert outcome.time_us == pytest.approx(LAUNCH_US), outcome.reason
+    assert not any(name.startswith("cupyq_quantize") for name in entries(cupy))
 
 
 def test_fp8_weights_hold_no_nan(cupy, objective):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -126,6 +127,13 @@ def test_without_verifying_nothing_is_used(run):
         (("--device", "rtx-4090", "--shapes", "64x64", "--batches", "two"), ("two",)),
         (("--device", "rtx-4090", "--shapes", "64x64", "--trials", "0"), ("--trials",)),
         (("--device", "rtx-4090", "--shapes", "64x64", "--sampler", "luck"), ("luck", "tpe")),
+        (("--device", "rtx-4090", "--shapes", "64x64", "--op", ","), ("op is empty", "w4a16")),
+        (("--device", "rtx-4090", "--shapes", "64x64", "--tensor-parallel", "2"), ("--tensor-parallel", "--model")),
+        (("--device", "rtx-4090", "--shapes", "64x64", "--layers", "both"), ("--layers", "--model")),
+        (("--device", "rtx-4090", "--model", "llama-3-8b", "--tensor-parallel", "3"), ("32 heads", "1, 2, 4")),
+        (("--device", "rtx-4090", "--model", "llama-3-8b", "--tensor-parallel", "0"), ("--tensor-parallel",)),
+        (("--device", "rtx-4090", "--weights", "none.safetensors:a.weight"), ("none.safetensors",)),
+        (("--device", "rtx-4090", "--devices", "all", "--shapes", "64x64"), ("--device and --devices",)),
         (("--device", "rtx-4090", "--shapes", "64x64", "--frobnicate"), ("--frobnicate",)),
     ],
 )
@@ -143,6 +151,35 @@ def test_without_a_gpu_the_way_out_is_named(run, monkeypatch):
     status, _, err = run("--shapes", "64x64")
     assert (status, err.count("\n")) == (2, 1)
     assert "--device" in err
+    for fleet in ("all", "0", "0,1"):
+        status, _, err = run("--devices", fleet, "--shapes", "64x64")
+        assert (status, err.count("\n")) == (2, 1)
+        assert "--device rtx-4090" in err
+    assert not run.path.exists()
+
+
+def test_out_of_time_is_status_1_and_goes_on(run):
+    status, out, _ = run(*QUICK, "--seconds", "0.000001")
+    assert status == 1
+    assert "out of time: the same command goes on" in out
+    assert run(*QUICK)[0] == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_in_the_middle_keeps_what_is_done(run):
+    command = [
+        sys.executable, "-m", "cupyq.tune", "--device", "a100-sxm", "--shapes", "1024x1024,2048x1024", "--trials", "24",
+        "--db", str(run.path),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines = [process.stdout.readline() for _ in range(3)]  # what there is to do, and two problems
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, lines
+    assert err == ""
+    assert "interrupted: what is done is kept, the same command goes on" in out
+    with db.open(run.path) as store:
+        assert len(store.best()) >= 2
 
 
 def test_a_database_that_cannot_be_written(run, tmp_path):

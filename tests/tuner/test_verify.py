@@ -65,6 +65,15 @@ def test_default_kernels_pass_in_the_emulator(op, more):
     assert found.how == "emulator"
 
 
+@pytest.mark.parametrize("op", ["w8a8-int8", "w8a8-fp8"])
+def test_a_kernel_that_quantizes_activations_passes_too(op):
+    problem = Problem(op, 8, 384, 384)
+    config = kernels.default(problem, DEVICE, fused=True)
+    assert config.fused
+    found = Verifier(DEVICE).verify(Candidate("fused", config), problem)
+    assert found.ok, found.reason
+
+
 def test_dequantizing_passes_in_the_emulator():
     found = Verifier(DEVICE).verify(Candidate("dequant", DequantConfig(4, 1)), PROBLEM)
     assert found.ok, found.reason

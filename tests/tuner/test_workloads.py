@@ -8,7 +8,7 @@ import pytest
 
 from cupyq.errors import ArgumentError
 from cupyq.tuner.study import problems_of
-from cupyq.tuner.workloads import model_shapes, parse_numbers, parse_shapes
+from cupyq.tuner.workloads import MODELS, architecture, model_shapes, parse_numbers, parse_shapes
 
 
 def test_shapes_are_k_by_n():
@@ -30,8 +30,8 @@ def test_numbers():
 
 def test_built_in_models():
     assert model_shapes("minilm") == [(384, 384), (384, 1536), (1536, 384)]
-    assert model_shapes("llama-3-8b") == [(4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096)]
-    assert model_shapes("Llama-3-70B", 8) == [(8192, 1280), (1024, 8192), (8192, 7168), (3584, 8192)]
+    assert model_shapes("llama-3-8b") == [(4096, 6144), (4096, 28672), (4096, 4096), (14336, 4096)]
+    assert model_shapes("Llama-3-70B", 8) == [(8192, 1280), (8192, 7168), (1024, 8192), (3584, 8192)]
 
 
 def test_more_gpus_than_key_value_heads_copy_a_head():
@@ -41,10 +41,32 @@ def test_more_gpus_than_key_value_heads_copy_a_head():
 
 
 def test_what_does_not_divide_is_refused():
-    with pytest.raises(ArgumentError, match="tensor_parallel=3"):
+    with pytest.raises(ArgumentError, match=r"tensor_parallel=3 .*accepted: 1, 2, 4, 8, 16, 32$"):
         model_shapes("llama-3-8b", 3)
     with pytest.raises(ArgumentError, match="tensor_parallel=0"):
         model_shapes("llama-3-8b", 0)
+    with pytest.raises(ArgumentError, match=r"5 cannot share 40 heads, 8 key and value heads"):
+        model_shapes("qwen2.5-32b", 5)
+
+
+def test_layers_are_fused_or_apart_or_both():
+    fused, apart = model_shapes("llama-3-8b", 2, "fused"), model_shapes("llama-3-8b", 2, "unfused")
+    assert fused == model_shapes("llama-3-8b", 2) == [(4096, 3072), (4096, 14336), (2048, 4096), (7168, 4096)]
+    assert apart == [(4096, 2048), (4096, 512), (4096, 7168), (2048, 4096), (7168, 4096)]
+    assert model_shapes("llama-3-8b", 2, "both") == list(dict.fromkeys(fused + apart))
+    assert model_shapes("minilm") == model_shapes("minilm", 1, "unfused")
+    assert (384, 3 * 384) in model_shapes("minilm", 1, "fused")
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("merged", [True, False])
+def test_fused_layers_hold_all_that_the_others_do(name, merged):
+    """The same weights, whether fused or apart, on one GPU and on two together."""
+    whole = MODELS[name]
+    kv = whole.kv_heads * whole.head_dim
+    want = whole.hidden * (2 * whole.heads * whole.head_dim + 2 * kv + (3 if whole.gated else 2) * whole.intermediate)
+    assert sum(k * n for k, n in whole.layers(1, merged).values()) == want
+    assert 2 * sum(k * n for k, n in whole.layers(2, merged).values()) == want
 
 
 def test_unknown_models_get_the_nearest_names():
@@ -59,13 +81,20 @@ def test_a_config_json(tmp_path):
     }  # fmt: skip
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
-    want = [(2048, 2048 + 2 * 256), (2048, 2048), (2048, 11264), (5632, 2048)]
+    want = [(2048, 2048 + 2 * 256), (2048, 11264), (2048, 2048), (5632, 2048)]
     assert model_shapes(file) == want
     assert model_shapes(str(tmp_path)) == want
     file.write_text(
         json.dumps({"model_type": "bert", "hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12})
     )
     assert model_shapes(file) == model_shapes("minilm")
+
+
+def test_a_single_key_and_value_head_that_no_number_says(tmp_path):
+    file = tmp_path / "config.json"
+    falcon = {"model_type": "falcon", "hidden_size": 4544, "num_attention_heads": 71, "multi_query": True}
+    file.write_text(json.dumps(falcon))
+    assert architecture(file).layers()["qkv"] == (4544, (71 + 2) * 64)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +104,7 @@ def test_a_config_json(tmp_path):
         ("[1]", "no JSON object"),
         ("{}", "hidden_size"),
         ('{"hidden_size": "many", "num_attention_heads": 2}', "hidden_size='many'"),
+        ('{"hidden_size": 64, "num_attention_heads": 2, "kv_lora_rank": 512}', "latent attention"),
         ('{"hidden_size": 0, "num_attention_heads": 2}', "hidden_size=0"),
     ],
 )
