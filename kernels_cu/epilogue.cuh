@@ -47,7 +47,7 @@ struct Epilogue {
     // After the sum over warps along k the first kHolders of them hold kOwn whole fragments each.
     static constexpr int kHolders = min_of(kWarpsK, kFragments);
     static constexpr int kOwn = kFragments / kHolders;
-    static constexpr int kAtOnce = min_of(kOwn, 8);  // fragments of a lane that wait for memory together
+    static constexpr int kAtOnce = min_of(kOwn, 16);  // fragments of a lane that wait for memory together
 
     static_assert((kFragments & (kFragments - 1)) == 0 && (kWarpsK & (kWarpsK - 1)) == 0, "halves of halves");
 
