@@ -51,7 +51,7 @@ TEST_STAMP := $(VENV)/.cupyq-test
 LINT_STAMP := $(VENV)/.cupyq-lint
 DOCS_STAMP := $(VENV)/.cupyq-docs
 
-.PHONY: help tune test test-all test-schedules lint format docs bench bench-static doctor clean distclean
+.PHONY: help tune test test-all test-schedules lint format docs presets bench bench-static doctor clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ docs: $(DOCS_STAMP)  ## write what the documentation's transcripts print now, an
 		$(PY) -m cupyq.tune --quiet --device $$gpu --shapes 8192x8192 --trials 32 --db build/docs.db || exit 1; \
 	done
 	@$(PY) examples/plot_speedup.py --db build/docs.db docs/img/speedup.png
+
+presets: $(RUN_STAMP)  ## make the shipped predictions (db/presets) again, after a change of kernels or predictor (ARGS="--check")
+	@OPENBLAS_NUM_THREADS=1 $(PY) -m cupyq.db presets $(ARGS)
 
 bench: $(RUN_STAMP)  ## time the kernels as the tuner does (needs a GPU); ARGS="--shapes 4096x14336 --batches 1,16"
 	@$(PY) benchmarks/bench.py $(ARGS)

@@ -4,6 +4,7 @@
     python benchmarks/prediction.py --fit          fit the constants again and print them
     python benchmarks/prediction.py --rotate       fit on other choices of five curves: is the error luck?
     python benchmarks/prediction.py --new-gpu      fit without any curve of a GPU, then predict that GPU
+    python benchmarks/prediction.py --regret       how far what the closed form chooses is from the full model's best
 
 Everything called predicted here is computed without a GPU; published values were read off others' charts.
 """
@@ -14,11 +15,19 @@ import argparse
 import dataclasses
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 
+from cupyq import compiler, devices, kernels
+from cupyq.devices import DeviceSpec
+from cupyq.kernels import Config, Problem
+from cupyq.ladder import shortlist
+from cupyq.predictor import fastest, predict
 from cupyq.predictor.constants import CONSTANTS, Constants
 from cupyq.predictor.published import Curve, curves, predicted_curve
 
@@ -227,6 +236,155 @@ def rotations() -> list[tuple[str, ...]]:
     ]
 
 
+class Regret(NamedTuple):
+    """How far a choice by the closed form is from the best of all legal configs, by the full model, of one problem.
+
+    The closed form estimates registers; the full model compiles a kernel and takes its registers and spills.
+
+    Attributes
+    ----------
+    configs : int
+        Legal fused configs.
+    compiled : int
+        Kernels that had to be compiled to be sure.
+    closed : float
+        Regret of the config that the closed form says is fastest, all legal ones asked: 0.03 is 3 %.
+    quick : float
+        Regret of what `predictor.fastest` finds, which asks about some hundred of them only.
+    dispatch : float
+        Regret of what dispatch takes where nothing is tuned: the closed form, asked about its shortlist.
+    asked : int
+        Candidates in that shortlist.
+    seconds : float
+        Time to ask the closed form about all legal configs.
+    """
+
+    device: str
+    problem: Problem
+    configs: int
+    compiled: int
+    closed: float
+    quick: float
+    dispatch: float
+    asked: int
+    seconds: float
+
+
+# Registers that no kernel goes below: with them and no spills, the full model's time is a bound from below, for more
+# CTAs on an SM never make a prediction slower. So only configs whose bound is below the best need to be compiled.
+LEAST_COMPILED = SimpleNamespace(registers=24, spill_bytes=0)
+COMPILED_AT_MOST = 40
+
+
+def regret(problem: Problem, device: DeviceSpec, at_most: int = COMPILED_AT_MOST) -> Regret:
+    """Return the regret of the closed form's choices, against all legal configs by the full model.
+
+    Exact while at most `at_most` kernels have to be compiled for it; else an upper bound, for what was not compiled
+    then counts with its bound from below.
+    """
+    configs = list(kernels.configs(problem, device))
+    full: dict[Config, float] = {}
+
+    def compiled_us(cfg: Config) -> float:
+        if cfg not in full:
+            kernel = compiler.compile_kernel(cfg, problem, device.arch)
+            full[cfg] = predict(cfg, problem, device, compiled=kernel).time_us
+        return full[cfg]
+
+    started = time.perf_counter()
+    asked = [predict(cfg, problem, device).time_us for cfg in configs]
+    seconds = time.perf_counter() - started
+    chosen = compiled_us(configs[int(np.argmin(asked))])
+    bounds = sorted(
+        (predict(cfg, problem, device, compiled=LEAST_COMPILED).time_us, i) for i, cfg in enumerate(configs)
+    )
+    best = chosen
+    for bound, i in bounds:
+        if bound >= best:
+            break
+        if len(full) >= at_most:
+            best = bound
+            break
+        best = min(best, compiled_us(configs[i]))
+    count = len(full)
+    found = fastest(problem, device)
+    assert found is not None  # a default config is legal in all the cases here
+    quick = compiled_us(found.config) / best - 1
+    pairs = shortlist(problem, device)
+    path, cfg = min(pairs, key=lambda p: predict(p[1] if p[0] == "fused" else p[0], problem, device).time_us)
+    taken = compiled_us(cfg) if path == "fused" else predict(path, problem, device).time_us
+    dequant = predict("dequant", problem, device).time_us if problem.weight_only else math.inf
+    off = taken / min(best, dequant) - 1
+    return Regret(device.name, problem, len(configs), count, chosen / best - 1, quick, off, len(pairs), seconds)
+
+
+REGRET_DEVICES = ("a100-sxm", "a10", "rtx-4090", "h100-sxm", "h200-sxm")
+REGRET_SHAPES = ((4096, 4096), (4096, 28672), (14336, 4096), (8192, 10240))  # (K, N)
+REGRET_BATCHES = (1, 16, 64, 256, 2048)
+REGRET_OPS = ("w4a16", "w8a8-int8")
+
+
+def regret_cases() -> list[tuple[DeviceSpec, Problem]]:
+    """Return the problems of the table: the shapes of two common models, small, middle and large batches."""
+    return [
+        (devices.get(name), Problem(op, m, n, k, 128))
+        for name in REGRET_DEVICES
+        for op in REGRET_OPS
+        for k, n in REGRET_SHAPES
+        for m in REGRET_BATCHES
+    ]
+
+
+def regret_table(found: Sequence[Regret]) -> str:
+    """Return the Markdown table of docs/prediction.md: a line a device and op."""
+    lines = [
+        "| device | op | problems | configs each | all asked: mean | worst | `fastest`: mean | worst "
+        "| shortlist: mean | worst |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    groups: dict[tuple[str, str], list[Regret]] = {}
+    for entry in found:
+        groups.setdefault((entry.device, entry.problem.op), []).append(entry)
+    for (device, op), entries in groups.items():
+        counts = [entry.configs for entry in entries]
+        cells = []
+        for values in zip(*((e.closed, e.quick, e.dispatch) for e in entries), strict=True):
+            cells += [f"{100 * np.mean(values):.1f} %", f"{100 * max(values):.1f} %"]
+        lines.append(f"| {device} | {op} | {len(entries)} | {min(counts)} to {max(counts)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def regrets() -> None:
+    """Print the table of regrets, and each problem whose regret misses the bar of 3 %."""
+    found = []
+    for device, problem in regret_cases():
+        found.append(regret(problem, device))
+        entry = found[-1]
+        for name, value in (("closed form", entry.closed), ("fastest", entry.quick)):
+            if value > REGRET_BAR:
+                p = entry.problem
+                print(f"{name}: {entry.device} {p.op} {p.k}x{p.n} M={p.m}: {value:.1%}", flush=True)
+    print(regret_table(found))
+    rate = sum(entry.seconds for entry in found) / sum(entry.configs for entry in found)
+    choices = {
+        "closed form, all asked": [e.closed for e in found],
+        "predictor.fastest": [e.quick for e in found],
+        "dispatch's shortlist": [e.dispatch for e in found],
+    }
+    for name, values in choices.items():
+        over = sum(value > REGRET_BAR for value in values)
+        print(
+            f"{name}: {np.mean(values):.2%} on average, {max(values):.1%} at worst, {over} of {len(values)} above 3 %"
+        )
+    print(
+        f"{sum(e.compiled for e in found)} kernels compiled to be sure; the closed form takes "
+        f"{1000 * rate:.3f} s for 1,000 configs"
+    )
+
+
+REGRET_BAR = 0.03
+
+
 def image_name(curve: Curve) -> str:
     """Return the file name of a curve's plot."""
     plain = curve.label.replace("²", "").replace(" x ", "x")
@@ -266,6 +424,7 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="fit the constants again and print them")
     parser.add_argument("--rotate", action="store_true", help="fit on other choices of five curves")
     parser.add_argument("--new-gpu", action="store_true", help="fit without a GPU's curves, then predict them")
+    parser.add_argument("--regret", action="store_true", help="the closed form's choices against the full model's best")
     parser.add_argument("--no-plots", action="store_true", help="print only")
     options = parser.parse_args()
 
@@ -275,6 +434,9 @@ def main() -> None:
         return
     if options.new_gpu:
         new_gpus()
+        return
+    if options.regret:
+        regrets()
         return
     if options.fit:
         values = fit(split(FITTED)[0])

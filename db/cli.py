@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ DEVICES = (
 )  # fmt: skip
 CROSSOVER = (
     "device", "op", "dtype", "k", "n", "group_size", "symmetric", "source", "crossover", "winner", "fused_us",
-    "other_us", "first_band", "last_band", "bands", "stale",
+    "other_us", "against", "ideal", "first_band", "last_band", "bands", "stale",
 )  # fmt: skip
 PARETO = (
     "device", "dtype", "k", "n", "band", "weights", "op", "group_size", "symmetric", "path", "time_us",
@@ -220,13 +221,14 @@ def devices(path: Path | None, fmt: str | None) -> None:
 
 @cli.command()
 @filter_options
+@click.option("--presets", is_flag=True, help="Also from the predictions that cupyq ships, where the file has no row.")
 @limit_option
 @output.output_options
 @database_option
-def crossover(path: Path | None, fmt: str | None, limit: int | None, **narrow: Any) -> None:
-    """Print from which band on another path beats the fused kernel."""
+def crossover(path: Path | None, fmt: str | None, presets: bool, limit: int | None, **narrow: Any) -> None:
+    """Print from which band on others beat the fused kernel, and from which batch on the roofline lets them."""
     with _reading(path) as store:
-        rows = store.crossover(_filters(**narrow, limit=limit))
+        rows = store.crossover(_filters(**narrow, limit=limit), presets=presets)
     output.show(rows, fmt, CROSSOVER, "crossover")
 
 
@@ -386,6 +388,54 @@ def prune(path: Path | None, fmt: str | None, vacuum: bool, **options: Any) -> N
             store.vacuum()
     row = {"trials": count, "dry_run": reasons["dry_run"]}
     output.show([row], fmt, tuple(row))
+
+
+@cli.command()
+@output.output_options
+@database_option
+def vacuum(path: Path | None, fmt: str | None) -> None:
+    """Give the space of deleted rows back to the file system."""
+    with _keeping(path) as store:
+        file = Path(store.path)
+        before = file.stat().st_size
+        store.vacuum()
+    row = {"bytes_before": before, "bytes_after": file.stat().st_size}
+    output.show([row], fmt, tuple(row))
+
+
+@cli.command()
+@click.option("--device", "names", multiple=True, metavar="NAME", help="Only this device of the catalogue; repeatable.")
+@click.option("--model", "models", multiple=True, metavar="NAME", help="Only this model's layers; repeatable.")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="COUNT", help="Processes. Default: one a processor.")
+@click.option("--check", is_flag=True, help="Write nothing: only check that a few rows of each file are current.")
+@click.option(
+    "-o", "--output", "target", type=click.Path(file_okay=False, path_type=Path),
+    help="Write to this folder. Default: where cupyq reads them.",
+)  # fmt: skip
+def presets(
+    names: tuple[str, ...], models: tuple[str, ...], jobs: int | None, check: bool, target: Path | None
+) -> None:
+    """Make the predictions that cupyq ships again: for its maintainers, after a change of kernels or predictor.
+
+    For every device and every built-in model that takes some minutes. Kernels are compiled, so registers are true, and
+    verified in the emulator; if one is wrong nothing is written, and the exit status is 1.
+    """
+    try:
+        from cupyq.db import checking, making
+        from cupyq.tuner import workloads
+    except ImportError as error:
+        raise NotInstalled(f"presets are made with cupyq.tuner, which cannot be imported ({error})") from error
+    if check:
+        said = [line for name in names or db.presets.names() for line in checking.check(name)]
+        for line in said:
+            click.echo(line, err=True)
+        raise click.exceptions.Exit(1 if said else 0)
+    shapes = [shape for model in models for shape in workloads.model_shapes(model)] or None
+    start = time.monotonic()
+    folder = target or db.presets.folder()
+    made = making.make(names or None, folder, shapes, jobs, lambda line: click.echo(line, err=True))
+    rows, seconds = sum(device.rows for device in made), time.monotonic() - start
+    click.echo(f"{rows} rows for {len(made)} devices written to {folder} in {seconds:.0f} s", err=True)
 
 
 @cli.command()

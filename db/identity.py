@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 from cupyq import bands
 from cupyq.db.values import integer, plain, text
-from cupyq.errors import ArgumentError
+from cupyq.devices import DeviceSpec
+from cupyq.errors import ArgumentError, CupyqError
 
 #: The columns that identify a device. Its name does not: a MIG slice and a smaller card carry the same one.
 #: The same columns, in the same order, as `DeviceSpec.identity`.
@@ -43,6 +45,19 @@ def device_row(spec: Any) -> dict[str, Any]:
     fields = dataclasses.asdict(spec) if dataclasses.is_dataclass(spec) and not isinstance(spec, type) else vars(spec)
     row["spec"] = text({name: value for name, value in fields.items() if name not in _NOT_OF_THE_KIND})
     return row
+
+
+def spec_of(spec: Any) -> DeviceSpec | None:
+    """Return the DeviceSpec that table `device` keeps as `spec`, JSON or parsed; None for that of another age."""
+    known = {field.name for field in dataclasses.fields(DeviceSpec)} - _NOT_OF_THE_KIND
+    try:
+        values = json.loads(spec) if isinstance(spec, str) else dict(spec or {})
+        kept: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in known
+        }
+        return DeviceSpec(**kept)
+    except (CupyqError, LookupError, TypeError, ValueError):
+        return None
 
 
 def problem_row(problem: Any) -> dict[str, Any]:

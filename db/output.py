@@ -91,10 +91,16 @@ def cell(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
     if isinstance(value, dict):
-        return ",".join(f"{key}={_flat(item)}" for key, item in value.items()) or "-"
+        return ",".join(f"{key}={_short(item)}" for key, item in value.items()) or "-"
     if isinstance(value, list):
         return f"{len(value)} values"
     return str(value)
+
+
+def _short(value: Any) -> Any:
+    if value is None:
+        return "never"
+    return f"{value:.4g}" if isinstance(value, float) else _flat(value)
 
 
 def _plain(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], stream: TextIO) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cupyq import devices, predictor
-from cupyq.db import presets
+from cupyq.db import identity, presets
 from cupyq.db.queries import Filters
 from cupyq.db.staleness import Generates
 from cupyq.errors import CupyqError
@@ -16,6 +16,26 @@ from cupyq.kernels import Problem
 def best(filters: Filters, generates: Generates) -> list[dict[str, Any]]:
     """Return the rows of every preset that pass the filters, with the columns of the view `best`."""
     return [row for row in _rows(filters, generates) if filters.passes(row)][: filters.limit]
+
+
+def curves(filters: Filters, generates: Generates) -> Iterator[dict[str, Any]]:
+    """Yield the fused row of each problem and band of the filters' device, and as `dense` the other paths' times."""
+    for name in presets.names() if filters.device is None else [filters.device]:
+        shipped = presets.read(name)
+        if shipped is None:
+            continue
+        device = devices.get(name)
+        spec = identity.device_row(device)["spec"]
+        for row in shipped.rows():
+            if row.found.path != "fused":
+                continue
+            problem = Problem(**row.problem)
+            paths = ("dequant", "fp16") if problem.weight_only else ("fp16",)
+            yield {
+                **row.problem, "device": name, "band": row.found.band, "source": row.found.source, "spec": spec,
+                "time_us": row.found.time_us, "stale": not generates(row.source_hash, row.found.config, row.problem),
+                "dense": {path: predictor.predict(path, problem, device).time_us for path in paths},
+            }  # fmt: skip
 
 
 def _rows(filters: Filters, generates: Generates) -> Iterator[dict[str, Any]]:

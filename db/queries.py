@@ -1,9 +1,9 @@
-"""Questions that people ask: best, trials, devices, crossover, pareto, each narrowed by the same filters."""
+"""Questions that people ask: best, trials, devices, pareto, each narrowed by the same filters."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,10 +70,10 @@ class Filters:
             parameters[f"f_{name}"] = value
         return " AND ".join(terms), parameters
 
-    def passes(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row of `best` would be among those wanted."""
-        wanted = {name: getattr(self, name) for name in (*_SHAPE, "stale")}
-        if wanted["band"] is not None:
+    def passes(self, row: Mapping[str, Any], names: Iterable[str] | None = None) -> bool:
+        """Return whether a row would be among those wanted, by the columns named; by those of `best` when None."""
+        wanted = {name: getattr(self, name) for name in names or (*_SHAPE, "stale")}
+        if wanted.get("band") is not None:
             wanted["band"] = bands.of(wanted["band"])
         return all(value is None or row[name] == value for name, value in wanted.items())
 
@@ -113,11 +113,13 @@ def best(db: Database, filters: Filters, facts: Mapping[str, Any]) -> list[dict[
 _BEST_KEY = ("device", "op", "dtype", "k", "n", "group_size", "symmetric", "band")
 
 
-def beside(rows: list[dict[str, Any]], others: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any]]:
-    """Return rows of `best` and those of `others` that are for keys of their own, in the order of `best`."""
-    known = {tuple(row[name] for name in _BEST_KEY) for row in rows}
-    added = [row for row in others if tuple(row[name] for name in _BEST_KEY) not in known]
-    return sorted([*rows, *added], key=lambda row: tuple(row[name] for name in _BEST_KEY))[:limit]
+def beside(
+    rows: list[dict[str, Any]], others: list[dict[str, Any]], limit: int | None, key: Sequence[str] = _BEST_KEY
+) -> list[dict[str, Any]]:
+    """Return rows and those of `others` that are for keys of their own, ordered by the key."""
+    known = {tuple(row[name] for name in key) for row in rows}
+    added = [row for row in others if tuple(row[name] for name in key) not in known]
+    return sorted([*rows, *added], key=lambda row: tuple(row[name] for name in key))[:limit]
 
 
 _TRIAL_COLUMNS = """
@@ -173,68 +175,6 @@ def devices(db: Database) -> list[dict[str, Any]]:
         FROM device d LEFT JOIN trial t ON t.device_id = d.id GROUP BY d.id ORDER BY d.label
     """)
     return [tidy(row) for row in rows]
-
-
-# The best usable trial of each path, source and band. Stale rows take part, ranked last, like everywhere else.
-_CURVES = f"""
-SELECT * FROM (
-    SELECT *, row_number() OVER (
-        PARTITION BY device, op, dtype, n, k, group_size, symmetric, band, path, source ORDER BY {views.ORDER}
-    ) AS place
-    FROM eligible
-) WHERE place = 1
-"""
-
-
-def crossover(db: Database, filters: Filters, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return, per device, op, dtype, shape, groups and source, from which band on another path beats fused.
-
-    Returns
-    -------
-    list of dict
-        device, op, dtype, n, k, group_size, symmetric, source; `crossover`: the smallest band at which dequant or
-        fp16 is faster than fused, None if there is none among the bands compared; `winner`, `fused_us`, `other_us`
-        there; `first_band`, `last_band`, `bands`: what was compared; `stale`: whether any row of it is.
-    """
-    names = [name for name in _SHAPE if name not in ("band", "path")]
-    where, parameters = filters.where(_same(names))
-    # fp16 depends neither on the op nor on the groups: one row serves every problem of the same shape.
-    sql = f"""
-        SELECT f.device, f.op, f.dtype, f.n, f.k, f.group_size, f.symmetric, f.source, f.band, f.time_us AS fused_us,
-            o.path AS other, min(o.time_us) AS other_us, max(f.stale, o.stale) AS stale
-        FROM ({_CURVES}) f JOIN ({_CURVES}) o
-            ON o.device = f.device AND o.dtype = f.dtype AND o.n = f.n AND o.k = f.k AND o.band = f.band
-            AND o.m = f.m AND o.source = f.source
-            AND (o.path = 'fp16' OR (o.path = 'dequant' AND o.op = f.op AND o.group_size = f.group_size
-                                     AND o.symmetric = f.symmetric))
-        WHERE f.path = 'fused'
-        GROUP BY f.trial_id
-        ORDER BY f.band
-    """
-    rows = db.query(views.judged(f"SELECT * FROM ({sql}) WHERE {where}"), {**facts, **parameters})
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
-    key = [names.index(name) for name in ("device", "op", "dtype", "k", "n", "group_size", "symmetric", "source")]
-    ordered = sorted(groups.items(), key=lambda item: [item[0][i] for i in key])
-    return [tidy({**dict(zip(names, values, strict=True)), **_crossing(rows)}) for values, rows in ordered][
-        : filters.limit
-    ]
-
-
-def _crossing(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return where one curve over bands (ascending) is first beaten."""
-    beaten = next((row for row in rows if row["other_us"] < row["fused_us"]), None)
-    return {
-        "crossover": beaten["band"] if beaten else None,
-        "winner": beaten["other"] if beaten else "fused",
-        "fused_us": beaten["fused_us"] if beaten else None,
-        "other_us": beaten["other_us"] if beaten else None,
-        "first_band": rows[0]["band"],
-        "last_band": rows[-1]["band"],
-        "bands": len(rows),
-        "stale": any(row["stale"] for row in rows),
-    }
 
 
 def pareto(db: Database, filters: Filters, facts: Mapping[str, Any]) -> list[dict[str, Any]]:

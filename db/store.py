@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cupyq.db import exchange, housekeeping, place, queries
+from cupyq.db import crossing, exchange, housekeeping, place, queries, views
 from cupyq.db.environment import Environment
 from cupyq.db.queries import Filters
 from cupyq.db.reader import DatabaseWarning, open_or_none
@@ -97,6 +97,12 @@ class Store(Writer):
         with self.reading() as db:
             return queries.trials(db, _filters(filters, named))
 
+    def stale(self) -> dict[int, str]:
+        """Return the ids of stale trials, and what makes each stale."""
+        with self.reading() as db:
+            sql = views.judged("SELECT trial_id, stale_because FROM eligible WHERE stale")
+            return dict(db.execute(sql, self._judged(db)).fetchall())
+
     def candidates(self, filters: Filters, only_best: bool = False) -> list[dict[str, Any]]:
         """Return complete trials that ran a kernel of ours, oldest first, with `spec` of the device, for checking."""
         with self.reading() as db:
@@ -107,10 +113,20 @@ class Store(Writer):
         with self.reading() as db:
             return queries.devices(db)
 
-    def crossover(self, filters: Filters | None = None, **named: Any) -> list[dict[str, Any]]:
-        """Return, per device and weights' shape, the band from which another path beats the fused kernel."""
+    def crossover(self, filters: Filters | None = None, *, presets: bool = False, **named: Any) -> list[dict[str, Any]]:
+        """Return, per device and weights' shape, the band from which others beat the fused kernel; see `crossing`.
+
+        With `presets`, also from the presets that cupyq ships, where the file has no row for the same key.
+        """
+        filters = _filters(filters, named)
         with self.reading() as db:
-            return queries.crossover(db, _filters(filters, named), self._judged(db))
+            rows = crossing.crossover(db, filters, self._judged(db))
+        if not presets or not self._presets:
+            return rows
+        from cupyq.db import preset_rows
+
+        pairs = crossing.of_presets(filters, preset_rows.curves(filters, self._generates))
+        return queries.beside(rows, crossing.crossings(pairs), filters.limit, crossing.KEY)
 
     def pareto(self, filters: Filters | None = None, **named: Any) -> list[dict[str, Any]]:
         """Return, per device, shape and band, the group sizes that no other beats in both time and error."""

@@ -17,7 +17,7 @@ struct W8A8Arguments {
     const char* weights;
     const float* weight_scales;  // [strips][groups][16]
     const void* x;               // codes, or with kFused 16-bit elements
-    // With kFused what the rule of the weight says: x_scales and x_zeros are null or one, fixed beforehand; column_sums
+    // With kFused what the rule of the weight says: x_scales and x_zeros are null or one, fixed beforehand. column_sums
     // are there exactly when codes have zero points.
     const float* x_scales;   // [M], or one; with kBlockScales [groups][scale_stride]
     const int* x_zeros;      // int8: zero points, as many as scales, or null
@@ -81,9 +81,11 @@ struct W8A8 {
     static constexpr int kCopyUnits = min_of(kShare, kUnits);
     static constexpr int kCopyStrips = kShare / kCopyUnits;
 
-    // Shared memory: with kFused scale and zero point of each token; stages of x (unless fused) and weights; with kFused
-    // the codes of all stages. The epilogue takes all but the first.
-    static constexpr int kFront = kFused ? ceil_div(kBlockM * 8, 128) * 128 : 0;
+    // Shared memory: first what the epilogue scales sums with, which the CTA fetches while its pipeline fills (with
+    // kBlockScales nothing); then stages of x (unless fused) and weights; with kFused the codes of all stages. The
+    // epilogue takes all but the first.
+    static constexpr int kPlaces = ceil_div(max_of(kBlockN / 4 - 8, 0), 32) * 32 + 8;  // 8 of 32 banks: see Front
+    static constexpr int kFront = kBlockScales ? 0 : ceil_div(8 * (kBlockM + 4 * kPlaces), 128) * 128;
     static constexpr int kWeightsAt = kFused ? 0 : X::kBytes;
     static constexpr int kStageBytes = ceil_div(kWeightsAt + kPieces * 512, 128) * 128;
     static constexpr int kCodesAt = kFront + kStages * kStageBytes;
@@ -94,13 +96,41 @@ struct W8A8 {
     static constexpr bool kRepeats = kTokens == 1;    // rows past M: fragments repeat the last one, or ...
     static constexpr int kStagePieces = kBlockK / 8;  // ... they are filled with zeros
 
+    // The front of shared memory. Features lie in four rows, so that lanes that take four in a row each, one after the
+    // other, meet different banks, and so do neighbours.
+    struct Front {
+        float scales[kBlockM], zeros[kBlockM];  // of tokens
+        float weight_scales[4 * kPlaces];       // of features ...
+        int column_sums[4 * kPlaces];           // ... where codes have zero points
+
+        __device__ __forceinline__ static int place(int feature) { return feature % 4 * kPlaces + feature / 4; }
+    };
+    static_assert(kBlockScales || sizeof(Front) <= kFront, "the front holds its members");
+
+    // What is known before the main loop; a fused kernel finds scales of tokens itself.
+    __device__ __forceinline__ static void fetch_front(const W8A8Arguments& a, Front& front, int m0, int n0) {
+        const int thread = static_cast<int>(threadIdx.x);
+        for (int i = thread; i < kBlockN; i += kThreads) {
+            const int at = i / 16 * 16 + i % 16 / 2 + i % 2 * 8;  // the feature whose scale is the strip's i-th
+            front.weight_scales[Front::place(at)] = n0 + i < (a.n + 15) / 16 * 16 ? a.weight_scales[n0 + i] : 0.0f;
+            if (a.column_sums != nullptr) front.column_sums[Front::place(i)] = n0 + i < a.n ? a.column_sums[n0 + i] : 0;
+        }
+        if constexpr (!kFused) {
+            for (int r = thread; r < kBlockM; r += kThreads) {
+                const int token = min(m0 + r, a.m - 1) * a.scale_stride;
+                front.scales[r] = a.x_scales[token];
+                front.zeros[r] = a.x_zeros != nullptr ? static_cast<float>(a.x_zeros[token]) : 0.0f;
+            }
+        }
+    }
+
     // Quantizes the tile's tokens for stages first to last - 1.
     __device__ __forceinline__ static void quantize(const W8A8Arguments& a, char* shared, int m0, int first, int last) {
         const int warp = static_cast<int>(threadIdx.x) / kWarpSize, lane = static_cast<int>(threadIdx.x) % kWarpSize;
         const int rows = min(kBlockM, a.m - m0);
         const u16* x = static_cast<const u16*>(a.x) + static_cast<long long>(m0) * a.row_stride;
         find_scales(a, shared, x, rows);
-        const float* scales = reinterpret_cast<const float*>(shared);
+        const float* scales = reinterpret_cast<const Front*>(shared)->scales;  // then zero points
         constexpr int kRun = kEncodeRun, kRunPieces = kRun * kWarpSize;
         const int pieces = (last - first) * kStagePieces, runs = ceil_div(pieces, kRunPieces);
         for (int run = warp; run < (kRepeats ? rows : kBlockM) * runs; run += kWarps) {
@@ -197,7 +227,7 @@ struct W8A8 {
 
     __device__ __forceinline__ static void run(const W8A8Arguments& a) {
         extern __shared__ __align__(128) char shared_memory[];
-        const u32 shared = shared_address(shared_memory);
+        const u32 shared = shared_address(shared_memory) + kFront;
         const int lane = static_cast<int>(threadIdx.x) % kWarpSize, warp = static_cast<int>(threadIdx.x) / kWarpSize;
         const int warp_k = warp % kWarpsK, warp_n = warp / kWarpsK % kWarpsN, warp_m = warp / (kWarpsK * kWarpsN);
 
@@ -222,7 +252,7 @@ struct W8A8 {
             const long long at = static_cast<long long>(min(copy_strip + s, last_strip)) * units + (kWhole ? unit : 0);
             strip_at[s] = a.weights + (at * kWarpSize + lane) * 16;
         }
-        const u32 weights_to = kFront + kWeightsAt + piece0 * 512 + lane * 16;
+        const u32 weights_to = kWeightsAt + piece0 * 512 + lane * 16;
         const bool copies = kPieces >= kWarps || piece0 < kPieces;
 
         Copy16 pieces[kShare];
@@ -265,6 +295,7 @@ struct W8A8 {
             }
             copy_async_commit();
         }
+        if constexpr (!kBlockScales) fetch_front(a, *reinterpret_cast<Front*>(shared_memory), m0, n0);
         if constexpr (kFused) quantize(a, shared_memory, m0, first, last);  // while the first weights are on their way
 
         // Scales of blocks: two tokens a lane, as in its fragments; one for all of the warp's features.
@@ -272,6 +303,11 @@ struct W8A8 {
         const float* token_scales = a.x_scales + m0 + warp_m * kWarpTokens + 2 * (lane & 3);
         const float* block_scales =
             a.weight_scales + static_cast<long long>(min(n0 / 16 + warp_n * kStrips, last_strip)) * groups * 16;
+        // Where every stage has blocks of its own, all of them within K, they are walked along.
+        constexpr bool kWalks = kBlockK % 128 == 0 && (kWhole || kBlockK == 128);
+        const int group0 = (k0 + warp_k * kWarpK) / 128;
+        const float* block_at = block_scales + group0 * 16;
+        const float* token_at = token_scales + static_cast<long long>(group0) * a.scale_stride;
         float scale[kBlockScales ? kTokens : 1][2], block_scale = 1.0f;
 
         const auto promote = [&] {
@@ -294,7 +330,7 @@ struct W8A8 {
 
         const u32 x_lane = lane_address(lane, warp_m * kWarpTokens, min(kBlockM, a.m - m0));
         const u32 weights_at = kFront + kWeightsAt + (warp_n * kStrips * kUnits + warp_k * kSteps) * 512 + lane * 16;
-        u32 slot = 0, free_slot = (kStages - 1) * kStageBytes, codes_at = shared + (kFused ? kCodesAt : 0);
+        u32 slot = 0, free_slot = (kStages - 1) * kStageBytes, codes_at = shared + (kFused ? kCodesAt - kFront : 0);
         const auto turn = [&](int stage, int i) {          // stage i of its period
             if constexpr (kPeriodStages % kStages == 0) {  // then slots are constants
                 slot = i % kStages * kStageBytes;
@@ -306,13 +342,20 @@ struct W8A8 {
             if (more) fetch_stage(free_slot);
             copy_async_commit();
             if constexpr (kBlockScales) {  // used after the stage's products, which hide the latency
-                const int group = min((stage * kBlockK + warp_k * kWarpK) / 128, groups - 1);
-                block_scale = block_scales[group * 16];
+                if constexpr (!kWalks) {
+                    const int group = min((stage * kBlockK + warp_k * kWarpK) / 128, groups - 1);
+                    block_at = block_scales + group * 16;
+                    token_at = token_scales + static_cast<long long>(group) * a.scale_stride;
+                }
+                block_scale = *block_at;
 #pragma unroll
                 for (int j = 0; j < kTokens; ++j) {
-                    const float2 two = *reinterpret_cast<const float2*>(
-                        token_scales + static_cast<long long>(group) * a.scale_stride + j * 8);
+                    const float2 two = *reinterpret_cast<const float2*>(token_at + j * 8);
                     scale[j][0] = two.x, scale[j][1] = two.y;
+                }
+                if constexpr (kWalks) {
+                    block_at += kBlockK / 128 * 16;
+                    token_at += kBlockK / 128 * static_cast<long long>(a.scale_stride);
                 }
             }
 
@@ -354,17 +397,16 @@ struct W8A8 {
         copy_async_wait<0>();
         __syncthreads();  // the pipeline's memory becomes the epilogue's
 
-        const float* own_scales = reinterpret_cast<const float*>(shared_memory);
+        const Front& front = *reinterpret_cast<const Front*>(shared_memory);
         const auto scale_sum = [&](int token, int feature, Sum sum) {
             if constexpr (kBlockScales) return sum;
-            const float by = kFused ? own_scales[token - m0] : a.x_scales[token * a.scale_stride];
-            const float w = a.weight_scales[(feature >> 4) * 16 + (feature & 7) * 2 + ((feature >> 3) & 1)];
+            const int column = Front::place(feature - n0);
+            const float by = front.scales[token - m0], w = front.weight_scales[column];
             float value = static_cast<float>(sum);
             if (a.column_sums != nullptr) {
                 // In 64 bits: a zero point times a sum of codes may leave int32 where the result does not.
-                const long long zero = kFused ? static_cast<int>(own_scales[kBlockM + token - m0])
-                                              : a.x_zeros[token * a.scale_stride];
-                value = static_cast<float>(static_cast<long long>(sum) - zero * a.column_sums[feature]);
+                const long long zero = static_cast<int>(front.zeros[token - m0]);
+                value = static_cast<float>(static_cast<long long>(sum) - zero * front.column_sums[column]);
             }
             // The smaller scale first: no intermediate over- or underflows unless the result does. (fminf and fmaxf would
             // lose a scale that is NaN.)

@@ -193,7 +193,7 @@ def test_activations_are_quantized_where_that_is_predicted_to_be_faster(m, kind)
     verdict = choice.rungs[-1].verdict
     times = {name: float(t) for name, t in re.findall(r"(one launch|two launches) ([0-9.]+) us", verdict)}
     assert min(times, key=times.get) == kind
-    assert len(times) == (1 if m > 32 else 2)
+    assert len(times) == (1 if m > 16 else 2)
 
 
 def test_scales_of_blocks_are_looked_up_like_any_other(path):

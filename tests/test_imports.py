@@ -45,6 +45,9 @@ FLOORS = (
     ("cupyq.ops",),
     ("cupyq.tuner",),
     ("cupyq",),
+    ("cupyq.db.searching",),
+    ("cupyq.db.making",),
+    ("cupyq.db.checking",),
     ("cupyq.tune", "cupyq.db.cli", "cupyq.report", "cupyq.doctor"),
     ("cupyq.__main__", "cupyq.db.__main__"),
 )

@@ -198,6 +198,8 @@ def test_crossover_stands_beside_the_roofline(facts):
     row = next(r for r in facts["crossover"] if r["device"] == "a100-sxm" and r["group_size"] == 128)
     assert (row["crossover"], row["winner"]) == (2048, "fp16")
     assert row["roofline"] == pytest.approx(roofline.crossover_batch(A100))
+    assert row["ideal"]["fp16"] == pytest.approx(row["roofline"], abs=0.05)
+    assert "fp16: 2048 (roofline 153)" in page.render(facts)
 
 
 def test_pareto_marks_what_is_beaten(facts):
@@ -205,6 +207,23 @@ def test_pareto_marks_what_is_beaten(facts):
     assert front["weights"] == "layer 3"
     assert [(p["group_size"], p["front"]) for p in front["points"]] == [(128, True), (64, True), (32, False)]
     assert "beaten" in page.render(facts)
+
+
+def test_pareto_says_what_is_stale(tmp_path):
+    with cupyq.db.open(tmp_path / "p.db", environment=HERE, presets=False) as store:
+        usual = {"device": A100, "problem": Problem("w4a16", 16, 4096, 8192), "source": "measured", "verified": True}
+        other = usual | {"problem": Problem("w4a16", 16, 4096, 8192, 64)}
+        store.add_trial(time_us=7.0, quantization_error=0.2, config={"a": 1}, source_hash="v0", **usual)
+        store.add_trial(time_us=9.0, quantization_error=0.2, config={"a": 2}, **usual)
+        store.add_trial(time_us=8.0, quantization_error=0.1, config={"a": 3}, source_hash="v0", **other)
+        facts = data.gather(store)
+    [front] = facts["pareto"]
+    assert [(p["time_us"], p["stale"], p["front"]) for p in front["points"]] == [(8.0, True, True), (9.0, False, False)]
+    elements = Page(page.render(facts)).elements
+    figure = [e for e in elements if e[0] in ("path", "circle", "rect") and "point" in (e[1].get("class") or "")]
+    assert sum("stale" in e[1]["class"] and "front" in e[1]["class"] for e in figure) == 1
+    assert sum("stale" in e[1]["class"] and "beaten" in e[1]["class"] for e in figure) == 0
+    assert "1 are stale" in page.render(facts)
 
 
 def test_pareto_takes_the_faster_path_of_each_grouping(tmp_path):

@@ -38,9 +38,10 @@ STAGES = (2, 3, 4, 5, 6)
 SPLIT_K = (1, 2, 3, 4, 6, 8, 12, 16)
 
 PROMOTE_K = (0, 64, 128, 256, 512)
-FUSED_BLOCK_M = (8, 16, 32, 64)
-FUSED_M = 32
-"""Tokens up to which configs that quantize activations themselves are looked at."""
+FUSED_BLOCK_M = (8, 16)
+FUSED_M = 16
+"""Tokens up to which configs that quantize activations themselves are looked at: each CTA does so for all tokens of its
+tile, one after the other, while a launch of its own does it once, side by side."""
 
 SAFE_K = LONGEST_INT8_K
 """Longest K of int8: 131,072 products of -128..127 fit int32 (`weights.pack` refuses the one column that would not)."""
@@ -127,13 +128,15 @@ class W8A8Config(Config):
         return ceil_div(rows * self.block_k, 128) * 128
 
     def shared_bytes(self, prob: Problem) -> int:
-        """Dynamic shared memory of a CTA: the pipeline's or, if larger, the epilogue's."""
+        """Dynamic shared memory of a CTA: scales, and the pipeline's or, if larger, the epilogue's."""
         fragments = self.strips * self.warp_tokens // 8
         epilogue = epilogue_bytes(self.block_m, self.block_n, self.threads // 32, self.warps_k, fragments)
-        if not self.fused:
-            return max(self.stages * self.stage_bytes(), epilogue)
-        codes = ceil_div(self.k_tiles(prob), self.split_k) * self.block_m * self.block_k
-        return ceil_div(8 * self.block_m, 128) * 128 + max(self.stages * self.stage_bytes() + codes, epilogue)
+        places = ceil_div(max(self.block_n // 4 - 8, 0), 32) * 32 + 8
+        front = 0 if prob.op == "w8a8-fp8-block" else ceil_div(8 * (self.block_m + 4 * places), 128) * 128
+        codes = 0
+        if self.fused:
+            codes = ceil_div(self.k_tiles(prob), self.split_k) * self.block_m * self.block_k
+        return front + max(self.stages * self.stage_bytes() + codes, epilogue)
 
     def prologue(self, prob: Problem) -> tuple[float, float]:
         """Return (clocks, warp instructions) that a fused CTA quantizes its tokens in, before its main loop.
@@ -196,6 +199,9 @@ class W8A8Config(Config):
         least = _LEAST_CC[prob.op]
         if device.cc < least:
             yield needs_cc(prob.op, least, device)
+            return
+        if device.cc < (8, 0) and prob.dtype == "bfloat16":
+            yield needs_cc("bfloat16", (8, 0), device) + "; float16 runs here"
             return
         illegal = [
             reason for field, accepted in _FIELDS.items() for reason in choice(field, getattr(self, field), accepted)
@@ -320,7 +326,7 @@ def candidates(prob: Problem) -> Iterator[W8A8Config]:
             STRIPS, WARPS, WARPS, WARP_K, STAGES, SPLIT_K, promote
         ):
             if 2 <= block_m // warp_tokens * warps_n * warps_k <= 8:
-                for fused in (False, True) if few and block_m <= FUSED_M else (False,):
+                for fused in (False, True) if few and block_m in FUSED_BLOCK_M else (False,):
                     yield W8A8Config(
                         block_m, warp_tokens, strips, warps_n, warps_k, warp_k, stages, split_k, promote_k, fused
                     )
@@ -333,7 +339,7 @@ def default(prob: Problem, device: Target, sms: int, fused: bool | None = None) 
     mma.sync has none: ptxas widens them to 16 bits. `fused` None takes whichever is estimated to be faster: to quantize
     activations in the kernel or in a launch before it.
     """
-    shapes = _SHAPES
+    shapes = (*_BLOCK_SHAPES, *_SHAPES) if prob.op == "w8a8-fp8-block" else _SHAPES
     if device.cc < (8, 0):
         shapes = tuple((*shape[:6], 2) for shape in shapes)
     promote_k = 256 if prob.op == "w8a8-fp8" and device.cc[0] not in (9, 10) else 0
@@ -367,10 +373,20 @@ _SHAPES: tuple[tuple[int, int, int, int, int, int, int], ...] = (
 )
 
 
+# With scales of blocks a warp promotes its sums after each stage, and a lane multiplies the scales of its tokens: whole
+# blocks of k a stage, and fewer tokens of more features a warp.
+_BLOCK_SHAPES: tuple[tuple[int, int, int, int, int, int, int], ...] = (
+    (128, 32, 4, 2, 1, 128, 3),
+    (64, 32, 4, 2, 1, 128, 3),
+)
+
+
 def _cost(cfg: W8A8Config, prob: Problem, device: Target, sms: int) -> float:
     """Return a figure that grows with the time of a product, to choose a default by."""
     waves = ceil_div(cfg.tiles(prob) * cfg.split_k, sms)
     work = cfg.block_m * cfg.block_n / 64 + (cfg.block_m + cfg.block_n) / 2 + 16  # a k step: tensor, loads, rest
+    if prob.op == "w8a8-fp8-block":
+        work += cfg.block_m * cfg.block_n / 128 * (128 / cfg.warp_k - 1)
     cost = waves * (work * ceil_div(cfg.k_tiles(prob), cfg.split_k) * cfg.block_k + 2 * cfg.block_m * cfg.block_n)
     cost += 4 * cfg.block_m * cfg.block_n * (cfg.split_k > 1)
     together = min(4, max(1, device.shared_per_block // cfg.shared_bytes(prob)))  # CTAs of an SM quantize side by side

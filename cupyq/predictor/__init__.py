@@ -9,14 +9,17 @@ from .dense import dense
 from .model import occupancy, predict_profile
 from .paths import PATHS, predict, profile
 from .profile import Prediction, Profile
+from .search import Fastest, fastest
 
 __all__ = [
     "CONSTANTS",
     "PATHS",
     "Constants",
+    "Fastest",
     "Prediction",
     "Profile",
     "dense",
+    "fastest",
     "occupancy",
     "predict",
     "predict_profile",

@@ -209,13 +209,16 @@ def pareto(front: Mapping[str, Any], key: str) -> Safe:
         drawn.append(frame.steps(best, class_="curve"))
     for p in points:
         where = (frame.px(p["time_us"]), frame.py(p["quantization_error"]))
-        drawn.append(mark(p["path"], *where, 5, class_="point front" if p["front"] else "point beaten"))
+        kind = ("front" if p["front"] else "beaten") + (" stale" if p["stale"] else "")
+        drawn.append(mark(p["path"], *where, 5, class_=f"point {kind}"))
         text = f"{group_label(p)} {p['op']}" if len({q["op"] for q in points}) > 1 else group_label(p)
         right = where[0] > 300  # there is no room for the label on the other side
         side = {"x": f"{where[0] + (-9 if right else 9):.1f}", "text_anchor": "end" if right else None}
         drawn.append(tag("text", text, y=f"{where[1] - 5:.1f}", class_="mark-label", **side))
     name = f"Time and quantization error of {shape_label(front)}, band {band_label(front['band'])}"
+    old = sum(p["stale"] for p in points)
     words = f"{len(points)} choices ({front['source']}); {len(best)} of them no other beats in both."
+    words += f" {old} are stale." if old else ""
     return _svg((400, 250), [tag("g", *drawn, class_=f"series s3 {front['source']}")], name, words, key, "small")
 
 

@@ -6,7 +6,6 @@ Nothing here is measured or predicted anew; every time says which of the two it 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cupyq import bands, roofline
-from cupyq.db import Store
+from cupyq.db import Store, identity
 from cupyq.db.queries import JOINED, front
 from cupyq.devices import DeviceSpec
 from cupyq.errors import ArgumentError, CupyqError
@@ -61,7 +60,7 @@ def gather(store: Store, device: str | None = None) -> dict[str, Any]:
         labels = ", ".join(row["device"] for row in known) or "none"
         raise ArgumentError(f"device is {device!r}; the database has {labels}")
     chosen = [row for row in known if device in (None, row["device"])]
-    specs = {row["device"]: _spec(row["spec"]) for row in chosen}
+    specs = {row["device"]: identity.spec_of(row["spec"]) for row in chosen}
     trials = _trials(store, set(specs))
     best = [_best_row(row, specs[row["device"]]) for row in store.best() if row["device"] in specs]
     return {
@@ -98,20 +97,6 @@ def ideal(spec: DeviceSpec | None, row: Mapping[str, Any], m: int) -> float | No
         shape = (m, row["n"], row["k"])
         return roofline.ideal_time_us(spec, *shape, 16) / roofline.ideal_time_us(spec, *shape, stored, compute)
     except (CupyqError, TypeError, ZeroDivisionError):  # a card without that tensor rate, or one that was never known
-        return None
-
-
-def _spec(fields: Any) -> DeviceSpec | None:
-    """Return the stored spec as this cupyq's DeviceSpec; None when it was written without what the roofline needs."""
-    if not isinstance(fields, Mapping):
-        return None
-    names = {field.name for field in dataclasses.fields(DeviceSpec)}
-    values: dict[str, Any] = {
-        name: tuple(v) if isinstance(v, list) else v for name, v in fields.items() if name in names
-    }
-    try:
-        return DeviceSpec(**values)
-    except (TypeError, CupyqError):
         return None
 
 
@@ -215,15 +200,17 @@ def _pareto(store: Store, trials: Iterable[dict[str, Any]]) -> list[dict[str, An
     Bands, sources and the weights that the error was taken on are not compared with each other.
     """
     weights = {study["id"]: study["weights"] for study in store.studies()}
+    stale = store.stale()
     fastest: dict[tuple[Any, ...], dict[tuple[Any, ...], dict[str, Any]]] = {}
     for trial in trials:
         usable = trial["state"] == "complete" and trial["verified"] and trial["time_us"] and trial["cache"] != "warm"
         if not usable or trial["quantization_error"] is None or trial["path"] == "fp16":
             continue
-        row = {**trial, "weights": weights.get(trial["study_id"])}
+        row = {**trial, "weights": weights.get(trial["study_id"]), "stale": trial["id"] in stale}
         chosen = fastest.setdefault(tuple(row[name] for name in _PARETO), {})
         key = tuple(row[name] for name in _CHOICE)
-        if key not in chosen or row["time_us"] < chosen[key]["time_us"]:
+        # As everywhere, a stale time counts only where there is no other.
+        if key not in chosen or (row["stale"], row["time_us"]) < (chosen[key]["stale"], chosen[key]["time_us"]):
             chosen[key] = row
     found = []
     for key in sorted(fastest, key=lambda key: [(isinstance(part, str), part or "") for part in key]):
@@ -231,7 +218,7 @@ def _pareto(store: Store, trials: Iterable[dict[str, Any]]) -> list[dict[str, An
         kept = {row["id"] for row in front(rows)}
         points = [
             {
-                **{name: row[name] for name in (*_CHOICE, "path", "time_us", "quantization_error")},
+                **{name: row[name] for name in (*_CHOICE, "path", "time_us", "quantization_error", "stale")},
                 "front": row["id"] in kept,
             }
             for row in rows

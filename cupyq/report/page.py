@@ -281,7 +281,7 @@ def _config_row(row: Mapping[str, Any]) -> Safe:
         interval = tag("small", f" {number(row['time_low_us'])}–{number(row['time_high_us'])}", class_="quiet")
     speedup = "–" if row["speedup_vs_fp16"] is None else f"{row['speedup_vs_fp16']:.2f}×"
     share = "–" if row["of_ideal"] is None else f"{row['of_ideal']:.0%}"
-    stale = tag("span", "stale", class_="badge stale", title="The kernel's source, the driver or NVRTC has changed")
+    stale = stale_badge()
     family = row["config"].get("family", row["path"])
     shown = {
         "device": row["device"], "op": row["op"] if row["dtype"] == "float16" else f"{row['op']} {row['dtype']}",
@@ -302,26 +302,42 @@ def _config_row(row: Mapping[str, Any]) -> Safe:
     return tag("tr", cells, **filtering)
 
 
+def _against(row: Mapping[str, Any]) -> list[Safe]:
+    """Return from which M on each rival beats fused, and from which the roofline lets it, a line each."""
+    lines = []
+    for rival, band in row["against"].items():
+        ideal = row["ideal"][rival]
+        allowed = "" if ideal is None else f" (roofline {ideal:.0f})"
+        lines.append(tag("div", f"{rival}: {'never' if band is None else band_label(band)}{allowed}"))
+    return lines
+
+
 def _crossover(rows: Sequence[Mapping[str, Any]]) -> Safe:
     if not rows:
         return tag("p", "No fused time has a time of another path beside it, so there is nothing to compare.")
     heads = ["Device", "Problem", "Source", "Fused wins", "Beaten from", "By", "Fused (µs)", "Other (µs)",
-             "Compared", "Roofline's M"]  # fmt: skip
+             "Against each", "Compared", "Roofline's M"]  # fmt: skip
     cells = [
         [
-            row["device"], problem_label(row), [badge(row["source"]), " stale" if row["stale"] else ""],
+            row["device"], problem_label(row), [badge(row["source"]), " ", stale_badge() if row["stale"] else ""],
             chart.reach(row, f"x{i}"), "never" if row["crossover"] is None else f"M ≤ {band_label(row['crossover'])}",
             "–" if row["crossover"] is None else row["winner"], number(row["fused_us"]), number(row["other_us"]),
-            f"{band_label(row['first_band'])} … {band_label(row['last_band'])}", number(row["roofline"]),
+            _against(row), f"{band_label(row['first_band'])} … {band_label(row['last_band'])}", number(row["roofline"]),
         ]
         for i, row in enumerate(rows)
     ]  # fmt: skip
     words = tag(
         "p", "From which band on dequantize + cuBLAS, or plain fp16, is faster than the fused kernel. The bar covers "
         "the bands that fused wins, the ring is where it is beaten, the upright line is the batch at which the "
-        "roofline lets fp16 become bound by its tensor cores.",
+        "roofline lets fp16 become bound by its tensor cores. W8A8 kernels are listed as rivals too, but their weights "
+        "are quantized otherwise.",
     )  # fmt: skip
     return join(words, table(heads, cells, "Crossover of the fused kernel"))
+
+
+def stale_badge() -> Safe:
+    """Return the mark of a stale row."""
+    return tag("span", "stale", class_="badge stale", title="The kernel's source, the driver or NVRTC has changed")
 
 
 def _pareto(fronts: Sequence[Mapping[str, Any]]) -> Safe:
@@ -335,7 +351,7 @@ def _pareto(fronts: Sequence[Mapping[str, Any]]) -> Safe:
         heads = ["Groups", "Op", "Path", "Time (µs)", "Quantization error", "On the front"]
         rows = [
             [group_label(p), p["op"], p["path"], number(p["time_us"], 4), number(p["quantization_error"], 4),
-             "yes" if p["front"] else "beaten"]
+             ["yes" if p["front"] else "beaten", " ", stale_badge() if p["stale"] else ""]]
             for p in front["points"]
         ]  # fmt: skip
         caption = tag(
@@ -344,7 +360,10 @@ def _pareto(fronts: Sequence[Mapping[str, Any]]) -> Safe:
         )  # fmt: skip
         behind = tag("details", tag("summary", "As a table"), table(heads, rows, f"Front of {shape_label(front)}"))
         cards.append(tag("figure", caption, chart.pareto(front, f"p{i}"), behind, class_="card"))
-    words = tag("p", "Lower and further left is better. The line joins what no other choice beats in both.")
+    words = tag(
+        "p", "Lower and further left is better. The line joins what no other choice beats in both; points with a "
+        "broken outline are stale.",
+    )  # fmt: skip
     return join(words, tag("div", cards, class_="cards"))
 
 

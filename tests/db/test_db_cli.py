@@ -199,6 +199,16 @@ def test_prune(run, filled, fresh_db):
     assert json.loads(run("prune", "--older-than", "0", "--nl").stdout)["trials"] == 0
 
 
+def test_vacuum(run, filled, fresh_db, add):
+    for _ in range(50):
+        add(samples_us=[0.5] * 5000)
+    fresh_db.vacuum()
+    fresh_db.prune(cupyq.db.Prune(samples=True))
+    said = json.loads(run("vacuum", "--nl").stdout)
+    assert said["bytes_after"] < said["bytes_before"] / 5
+    assert said["bytes_after"] == fresh_db.path.stat().st_size
+
+
 @pytest.fixture
 def verifier(monkeypatch):
     """Stand for `cupyq.tuner.verify`, which runs kernels: outcomes by tile."""

@@ -50,6 +50,8 @@ def test_every_option_has_help(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_question_has_every_format_and_the_file(command):
+    if command == "presets":
+        return  # asks nothing of a database
     names = {name for option in options(command) for name in option.opts}
     assert {"--json", "--csv", "--nl", "--table", "--db"} <= names
 

@@ -62,9 +62,32 @@ def test_crossover_is_the_first_band_where_another_path_is_faster(fresh_db, add)
         {
             "device": "h100-sxm", "op": "w4a16", "dtype": "float16", "n": 4096, "k": 8192, "group_size": 128,
             "symmetric": True, "source": "measured", "crossover": 256, "winner": "fp16", "fused_us": 160.0,
-            "other_us": 90.0, "first_band": 1, "last_band": 256, "bands": 4, "stale": False,
+            "other_us": 90.0, "against": {"dequant": 256, "fp16": 256}, "ideal": {"dequant": None, "fp16": 295.4},
+            "first_band": 1, "last_band": 256, "bands": 4, "stale": False,
         }
     ]  # fmt: skip
+
+
+def test_w8a8_is_a_rival_that_does_not_decide_the_crossover(fresh_db, add):
+    eight = dataclasses.replace(PROBLEM, op="w8a8-int8", group_size=-1)
+    for m, four, other, fp16 in ((1, 10, 20, 40), (64, 30, 20, 41), (256, 90, 40, 80)):
+        add(four, problem=PROBLEM.with_m(m))
+        add(other, problem=eight.with_m(m))
+        add(fp16, path="fp16", problem=PROBLEM.with_m(m))
+    first, second = fresh_db.crossover()
+    assert (first["op"], first["crossover"], first["winner"]) == ("w4a16", 256, "fp16")
+    assert first["against"] == {"fp16": 256, "w8a8-int8": 64}
+    assert first["ideal"] == {"fp16": 295.4, "w8a8-int8": 147.7}
+    assert (second["op"], second["crossover"], second["against"]) == ("w8a8-int8", None, {"fp16": None})
+    assert second["ideal"] == {"fp16": None}
+
+
+def test_a_device_of_another_age_has_no_ideal(fresh_db, add):
+    add(10.0)
+    add(5.0, path="fp16")
+    with fresh_db.writing() as db:
+        db.execute("UPDATE device SET spec = '{}'")
+    assert [(row["crossover"], row["ideal"]) for row in fresh_db.crossover()] == [(16, {"fp16": None})]
 
 
 def test_no_crossover_among_the_bands_compared(fresh_db, add):
