@@ -397,27 +397,30 @@ struct W8A8 {
         copy_async_wait<0>();
         __syncthreads();  // the pipeline's memory becomes the epilogue's
 
+        // Where this CTA and thread stand, computed again, so that it takes no registers from the main loop.
+        const int cta = static_cast<int>(kept(blockIdx.x)), end_tile = cta / a.splits.ctas;
+        const int end_m0 = end_tile % m_tiles * kBlockM, end_n0 = end_tile / m_tiles * kBlockN;
+        const u32 thread = kept(threadIdx.x), rank = thread / kWarpSize;
         const Front& front = *reinterpret_cast<const Front*>(shared_memory);
         const auto scale_sum = [&](int token, int feature, Sum sum) {
             if constexpr (kBlockScales) return sum;
-            const int column = Front::place(feature - n0);
-            const float by = front.scales[token - m0], w = front.weight_scales[column];
+            const int column = Front::place(feature - end_n0);
+            const float by = front.scales[token - end_m0], w = front.weight_scales[column];
             float value = static_cast<float>(sum);
             if (a.column_sums != nullptr) {
                 // In 64 bits: a zero point times a sum of codes may leave int32 where the result does not.
-                const long long zero = static_cast<int>(front.zeros[token - m0]);
+                const long long zero = static_cast<int>(front.zeros[token - end_m0]);
                 value = static_cast<float>(static_cast<long long>(sum) - zero * front.column_sums[column]);
             }
             // The smaller scale first: no intermediate over- or underflows unless the result does. (fminf and fmaxf would
             // lose a scale that is NaN.)
             return by < w ? value * by * w : value * w * by;
         };
-        // Computed again, so that it takes no registers from the main loop.
-        const u32 thread = kept(threadIdx.x), rank = thread / kWarpSize;
         const typename Out::Place place = {thread % kWarpSize, rank, rank % kWarpsK,
                                            rank / kWarpsK % kWarpsN * (kStrips * 16),
                                            rank / (kWarpsK * kWarpsN) * kWarpTokens};
-        const typename Out::template Target<decltype(scale_sum)> target{a.y, a.bias, m0, n0, a.m, a.n, scale_sum};
-        Out::run(shared_memory + kFront, sums, place, a.partials, a.arrivals, tile, split, a.splits.ctas, target);
+        const typename Out::template Target<decltype(scale_sum)> target{a.y, a.bias, end_m0, end_n0, a.m, a.n, scale_sum};
+        Out::run(shared_memory + kFront, sums, place, a.partials, a.arrivals, end_tile, cta - end_tile * a.splits.ctas,
+                 a.splits.ctas, target);
     }
 };
