@@ -31,7 +31,8 @@ _FACTOR_RANGE = (2.0**-14, 2.0**15)  # normal numbers of both 16-bit types
 class Activations:
     """How the activations that meet a w8a8 weight are quantized.
 
-    The default finds a scale for each token, ``max|row| / 127`` (int8) or ``/ 448`` (fp8).
+    The default finds a scale for each token, ``max|row| / 127`` (int8) or ``/ 448`` (fp8). A weight gets another rule,
+    but not another factor, by ``dataclasses.replace(qw, activations=rule)``.
 
     Parameters
     ----------

@@ -218,7 +218,7 @@ def _tools() -> Iterator[Check]:
     other = next(iter(sorted(path.parent.glob("cuobjdump*"))), None)
     if other is None:
         yield Check(
-            "cuobjdump", NOTE, "not installed; only benchmarks/static.py needs it", "pip install 'cupyq[offline]'"
+            "cuobjdump", NOTE, "not installed; nothing of cupyq needs it", "pip install 'cupyq[offline]'"
         )
     else:
         yield Check("cuobjdump", OK, str(other))

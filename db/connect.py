@@ -26,8 +26,8 @@ def connect(path: Path | str, *, readonly: bool) -> Database:
     path : Path or str
         The SQLite file, or ":memory:". A missing file and its folders are made unless `readonly`.
     readonly : bool
-        Touch nothing: neither the file, nor its folder. A file with an older schema is brought up to date in a
-        copy in memory.
+        Never write to the file, nor need to be allowed to. (Where it may, SQLite leaves its -wal and -shm beside a file
+        in WAL mode.) A file with an older schema is brought up to date in a copy in memory.
 
     Raises
     ------

@@ -40,7 +40,10 @@ LOOKS = 4
 """Configs of one problem that are compiled at most."""
 
 WIDE = (1, 16, 64, 256, 1024, 8192)
-"""Bands at which the search is wide; the others start from what these found."""
+"""Bands at which the search may be wide; the others start from what these found."""
+
+WIDE_SHAPES, WIDE_EVERY = 8, 4
+"""The search is wide for so many first shapes, and for one in so many after: by then good starts are known."""
 
 SAMPLED = 640
 """Shapes whose K + N is a multiple of it are compared with the default, which takes kernels that nothing else needs."""
@@ -170,6 +173,7 @@ class Maker:
         self.device, self.made = device, made
         self._winners: dict[Problem, dict[Config, None]] = {}  # by kind of problem: its shape does not matter
         self._domains: dict[str, Domain] = {}
+        self._shapes: dict[Problem, dict[tuple[int, int], int]] = {}
         self.gains: list[float] = []
         self.uses: dict[tuple[Any, ...], Use] = {}
 
@@ -202,10 +206,13 @@ class Maker:
         winners = self._winners.setdefault(kind, {})
         if problem.op not in self._domains:
             self._domains[problem.op] = domain(kind, self.device)
+        shapes = self._shapes.setdefault(kind, {})
+        place = shapes.setdefault((problem.n, problem.k), len(shapes))
+        wide = problem.m in WIDE and (place < WIDE_SHAPES or place % WIDE_EVERY == 0)
         default = kernels.default(problem, self.device) if problem.m in WIDE or not winners else None
         search = Search(problem, self.device)
         starts = [*winners] if default is None else [default, *winners]
-        ranked = search.descend(starts, self._domains[problem.op], problem.m in WIDE)
+        ranked = search.descend(starts, self._domains[problem.op], wide)
         chosen = self._choose(ranked, problem)
         if chosen is not None:
             winners[chosen[0]] = None

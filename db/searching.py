@@ -27,7 +27,7 @@ Domain = Mapping[str, Sequence[Any]]
 def domain(problem: Problem, device: DeviceSpec) -> Domain:
     """Return what each field of a fused config may be on a device, for problems like this one whatever their M."""
     found: dict[str, dict[Any, None]] = {}
-    for m in (1, 64, bands.OPEN_END):
+    for m in (1, bands.OPEN_END):
         for config in kernels.configs(problem.with_m(m), device):
             for name, value in vars(config).items():
                 found.setdefault(name, {})[value] = None
@@ -97,7 +97,12 @@ class Search:
         return sorted(found, key=self.time)
 
     def _neighbours(self, config: Any, fields: Domain) -> Iterable[Config]:
-        return (dataclasses.replace(config, **{name: value}) for name, values in fields.items() for value in values)
+        return (
+            dataclasses.replace(config, **{name: value})
+            for name, values in fields.items()
+            for value in values
+            if value != getattr(config, name)
+        )
 
     def _combinations(self, config: Any, fields: Domain) -> Iterable[Config]:
         names = [name for name in _TOGETHER if name in fields]

@@ -75,6 +75,11 @@ def renew(page: Path) -> int:
     return len(runner.changed)
 
 
+@pytest.fixture(autouse=True)
+def without_shipped_presets():
+    """Hide nothing: transcripts show what users see, presets included."""
+
+
 with_transcripts = [p for p in PAGES if ">>> " in p.read_text(encoding="utf-8")]
 
 

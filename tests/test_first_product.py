@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROBLEM = kernels.Problem("w4a16", 16, 256, 256)
 H100 = devices.get("h100-sxm")
 SLOW = {
-    "click", "cuda", "email", "importlib.metadata", "matplotlib", "optuna", "rich", "sqlite_utils",
+    "click", "cuda", "matplotlib", "optuna", "rich", "sqlite_utils",
     "cupyq.db.connect", "cupyq.db.migrations", "cupyq.db.queries", "cupyq.db.records", "cupyq.db.store",
     "cupyq.db.writer", "cupyq.emulator", "cupyq.formats", "cupyq.tuner",
 }  # fmt: skip

@@ -485,6 +485,35 @@ def test_float8_with_16_bit_activations_is_refused():
         from_compressed_tensors(np.ones((16, 32), FLOAT8), np.ones((16, 1), np.float32), quantized_activations=False)
 
 
+def test_scales_of_activations_become_the_rule():
+    codes, scales = np.ones((16, 32), np.int8), np.ones((16, 1), np.float32)
+    one = np.array([0.25], BFLOAT16)
+    rule = from_compressed_tensors(codes, scales, input_scale=one, input_zero_point=np.array([-7], np.int8)).activations
+    assert (rule.scale, rule.zero) == (0.25, -7)
+    rule = from_compressed_tensors(codes, scales, input_scale=one, input_zero_point=np.zeros(1, np.int8)).activations
+    assert (rule.scale, rule.zero, rule.symmetric) == (0.25, None, True)
+    assert not from_compressed_tensors(codes, scales, symmetric_activations=False).activations.symmetric
+    fp8 = from_compressed_tensors(codes.astype(FLOAT8), scales, input_scale=np.float32(0.5).reshape(()))
+    assert fp8.activations.scale == 0.5
+    assert from_compressed_tensors(codes, scales, input_scale=one, quantized_activations=False).activations.dynamic
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input_scale": np.ones(2, np.float32)}, r"input_scale must be one value .* got shape \(2,\)"),
+        ({"input_scale": np.zeros(1, np.float32)}, "input_scale, input_zero_point: scale must be a positive"),
+        ({"input_scale": np.ones(1, np.float32), "input_zero_point": np.full(1, 300)}, "-128 to 127, got 300"),
+    ],
+)
+def test_wrong_scales_of_activations(options, message):
+    with pytest.raises(FormatError, match=message):
+        from_compressed_tensors(np.ones((16, 32), np.int8), np.ones((16, 1), np.float32), **options)
+    blocks = np.ones((2, 3), np.float32)
+    with pytest.raises(FormatError, match="input_scale"):
+        from_compressed_tensors(np.ones((200, 300), FLOAT8), blocks, input_scale=np.ones(1, np.float32))
+
+
 # --- shapes and dtypes ------------------------------------------------------------------------------------------------
 
 

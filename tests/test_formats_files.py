@@ -107,6 +107,23 @@ def test_a_checkpoint_reads_what_is_asked_for(gptq_folder):
         found["model.layers.3.up"]
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("static", [True, False])
+def test_rule_of_the_activations(tmp_path, static, symmetric):
+    tensors = {"up.weight": np.ones((16, 32), np.int8), "up.weight_scale": np.ones((16, 1), np.float32)}
+    if static:
+        tensors["up.input_scale"] = np.array([0.5], np.float32)
+        if not symmetric:
+            tensors["up.input_zero_point"] = np.array([-3], np.int8)
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    inputs = {**INT8_INPUTS, "symmetric": symmetric, "dynamic": not static}
+    write_config(tmp_path, ct_config(None, "int-quantized", inputs, num_bits=8, symmetric=True))
+    rule = load(tmp_path)["up"].activations
+    assert rule.symmetric == symmetric
+    assert rule.scale == (0.5 if static else None)
+    assert rule.zero == (-3 if static and not symmetric else None)
+
+
 def test_an_unknown_layer_names_its_neighbours(gptq_folder):
     with pytest.raises(ArgumentError, match=r"one of the 2 .* got 'layers.2.up'; near it: model.layers.2.up"):
         load(gptq_folder[0], "layers.2.up")

@@ -1,6 +1,7 @@
 """The predictor: its formula against cases worked out by hand, its constants against published curves."""
 
 import dataclasses
+import importlib
 import importlib.util
 import math
 import re
@@ -483,3 +484,32 @@ def test_closed_form_counts_match_the_compiled_main_loop(config, group_size, tmp
 
 def test_arrays_are_not_needed():
     assert np.isfinite(predict("fused", Problem("w4a16", 1, 4096, 4096), A100).time_us)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "config"),
+    [
+        ("w8a8-int8", "a100-sxm", W8A8Config(128, 64, 4, 2, 1, 128, 3)),
+        ("w8a8-int8", "a100-sxm", W8A8Config(64, 32, 2, 2, 1, 128, 4)),
+        ("w8a8-int8", "a100-sxm", W8A8Config(8, 8, 4, 1, 4, 64, 4)),
+        ("w8a8-int8", "a100-sxm", W8A8Config(8, 8, 4, 1, 4, 64, 4, fused=True)),
+        ("w8a8-fp8", "l4", W8A8Config(128, 64, 2, 4, 1, 128, 2, promote_k=256)),
+        ("w8a8-fp8", "l4", W8A8Config(128, 64, 2, 4, 1, 128, 2, promote_k=128)),
+        ("w8a8-fp8-block", "l4", W8A8Config(128, 32, 4, 2, 1, 128, 3)),
+        ("w8a8-fp8", "h100-sxm", W8A8Config(64, 32, 2, 2, 1, 128, 4)),
+        ("w8a8-fp8-block", "h100-sxm", W8A8Config(64, 32, 2, 2, 1, 128, 4)),
+    ],
+    ids=str,
+)
+def test_closed_form_counts_match_the_compiled_w8a8_loop(op, name, config):
+    compiler = pytest.importorskip("cupyq.compiler")
+    folder_of_nvdisasm()
+    device, problem = devices.get(name), Problem(op, 256, 4096, 4096)
+    compiled = compiler.compile_kernel(config, problem, arch=device.arch)
+    loop = importlib.import_module("cupyq.compiler.sass").main_loop(compiled.cubin)
+    profile = predictor.profile(config, problem, device)
+    sums = config.strips * config.warp_tokens // 8 * 4
+    once = predictor.fused.epilogue_instructions(config, sums) + config.prologue(problem)[1]
+    counted = sum(profile.warp_instructions.values()) - once * profile.grid
+    assert counted / profile.warp_instructions["mma"] == pytest.approx(loop.instructions / loop.tensor, rel=0.15)
+    assert profile.registers == pytest.approx(compiled.registers, rel=0.15)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -40,6 +41,7 @@ def product(
 
 
 OPS = ("w8a8-int8", "w8a8-fp8")
+BANDS = tuple(2**i for i in range(14))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -369,6 +371,21 @@ def test_default_configs_do_not_spill(arch, op):
             assert compile_kernel(cfg, prob, arch).spill_bytes == 0, cfg
         else:
             assert (op == "w8a8-int8", arch in ("sm_75", "sm_80")) == (False, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", [*OPS, "w8a8-fp8-block"])
+def test_no_default_of_the_catalogue_spills(op):
+    found = {}
+    for device in (devices.get(name) for name in devices.names()):
+        for (k, n), m in itertools.product(((1024, 1024), (4096, 14336), (14336, 4096), (384, 1536)), BANDS):
+            for fused in (False, True):
+                prob = Problem(op, m, n, k)
+                cfg = None if device.refusal else kernels.default(prob, device, fused=fused)
+                if cfg is not None and kernels.check(cfg, prob, device) is None:
+                    found[kernels.source(cfg, prob), device.arch] = cfg, prob
+    for (_, arch), (cfg, prob) in found.items():
+        assert compile_kernel(cfg, prob, arch).spill_bytes == 0, f"{cfg} {prob} {arch}"
 
 
 def test_a_zero_row_gives_zeros_and_leaves_the_others():  # a9

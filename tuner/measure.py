@@ -16,7 +16,7 @@ from cupyq.errors import ArgumentError
 from cupyq.kernels import Problem
 
 from .candidate import Candidate
-from .objective import Outcome
+from .objective import THROTTLED, Outcome
 from .sampling import Stopping, collect, estimate, interleave
 
 DRAM_TOLERANCE = 0.98
@@ -91,7 +91,7 @@ class Timed:
         finally:
             runner.close()
         if found is None:
-            return Outcome("failed", self.source, reason="every sample was taken while the GPU was throttled")
+            return Outcome("failed", self.source, reason=THROTTLED)
         return self._outcome(candidate, problem, found.median, found.low, found.high, samples, runner.facts)
 
     def finals(self, candidates: Sequence[Candidate], problem: Problem) -> list[Outcome]:
@@ -122,7 +122,7 @@ class Timed:
     ) -> Outcome:
         kept = [t for t in times if t is not None]
         if len(kept) < 2:
-            return Outcome("failed", self.source, reason="every sample was taken while the GPU was throttled")
+            return Outcome("failed", self.source, reason=THROTTLED)
         found = estimate(kept)
         return self._outcome(candidate, problem, found.median, found.low, found.high, tuple(times), facts)
 

@@ -14,6 +14,9 @@ from cupyq.kernels import Problem
 
 from .candidate import Candidate
 
+THROTTLED = "every sample was taken while the GPU was throttled"
+"""The reason of a trial that says nothing of its candidate: it is tried again when the run goes on."""
+
 
 @dataclass(frozen=True)
 class Outcome:

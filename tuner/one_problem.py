@@ -14,7 +14,7 @@ from cupyq.kernels import Problem
 from . import samplers
 from .ahead import Ahead
 from .candidate import Candidate, from_row
-from .objective import Objective, Outcome
+from .objective import THROTTLED, Objective, Outcome
 from .proposals import AHEAD, Proposals
 from .record import Past, Recorder
 from .results import Choice, ProblemResult
@@ -136,13 +136,13 @@ class ProblemTuner:
 
     def _join(self, shared: SharedStudy, past: Sequence[Past]) -> dict[str, Entry]:
         """Tell the other machines what was tried here; return what all of them have finished, by key."""
-        tried = [p for p in past if p.phase == "search" and p.outcome.reason != STOPPED and p.candidate is not None]
+        tried = [p for p in past if p.phase == "search" and p.candidate is not None and not self._again(p)]
         mine = [(p.candidate, p.outcome) for p in tried if p.candidate is not None and p.candidate in self.space]
         return {entry.key: entry for entry in shared.join(mine) if entry.outcome is not None}
 
     def _settled(self, past: Sequence[Past], together: Mapping[str, Entry]) -> ProblemResult | None:
         """Return the result of an earlier run that leaves nothing to do."""
-        tried = [p for p in past if p.phase == "search"]
+        tried = [p for p in past if p.phase == "search" and not self._again(p)]
         count = len(together if self.shared is not None else {p.key for p in tried})
         exhausted = count >= self.trials or (self.space.small and count >= len(self.space))
         usable = [p for p in past if p.verified or (p.outcome.ok and not self.settings.verify)]
@@ -166,9 +166,7 @@ class ProblemTuner:
     def _remember(self, past: Sequence[Past]) -> None:
         self._checked = {entry.key for entry in past if entry.phase == "check"}
         for entry in past:
-            stopped = entry.outcome.reason == STOPPED
-            # The default is tried again; and what becomes of a shared study's trial is that study's to say.
-            if entry.phase != "search" or (stopped and (entry.candidate == self.space.default or self.shared)):
+            if entry.phase != "search" or self._again(entry):
                 continue
             self.tried.add(entry.key)
             self.result.states[entry.outcome.state] += 1
@@ -176,6 +174,13 @@ class ProblemTuner:
                 self.looks[entry.key] = (entry.candidate, entry.outcome)
                 self.rows[entry.key] = self._search_rows[entry.key] = entry.row_id
         self.result.trials = len(self.tried)
+
+    def _again(self, entry: Past) -> bool:
+        """Return whether a trial of an earlier run says nothing of its candidate, so that it may be tried again."""
+        if entry.outcome.reason == STOPPED:
+            # Whatever stopped it, the default is needed; and what becomes of a shared study's trial is its to say.
+            return entry.candidate == self.space.default or self.shared is not None
+        return entry.outcome.reason == THROTTLED
 
     def _rank(self, path: str) -> list[Candidate]:
         if path not in self._ranked:
@@ -304,7 +309,7 @@ class ProblemTuner:
             row = self.recorder.start(candidate)
             outcome = self.objective.evaluate(candidate, self.problem)
         try:
-            if claim is not None:
+            if claim is not None and outcome.reason != THROTTLED:  # given back: another GPU may be cooler
                 # Told before it is written here: whoever is killed in between leaves nothing that is tried twice.
                 claim.finish(outcome)
         finally:

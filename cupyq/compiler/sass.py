@@ -84,11 +84,12 @@ def main_loop(cubin: bytes) -> Loop:
         if found[1].startswith("BRA") and target is not None:
             branches.append((len(code), target[1]))
         code.append(found[1].split(".")[0])
+    spans = [(labels.get(back_to, at + 1), at) for at, back_to in branches]
+    spans = [(first, at) for first, at in spans if any(op in _TENSOR for op in code[first : at + 1])]
     best = Loop(0, 0, {})
-    for at, back_to in branches:
-        first = labels.get(back_to, at + 1)
-        if first > at:
-            continue
+    for first, at in spans:
+        if any(first <= f and a <= at and (f, a) != (first, at) for f, a in spans):
+            continue  # a loop around loops, or code set aside that jumps back over one
         body = code[first : at + 1]
         tensor = sum(op in _TENSOR for op in body)
         if (tensor, -len(body)) > (best.tensor, -best.instructions or 0):

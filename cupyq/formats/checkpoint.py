@@ -154,6 +154,9 @@ class Checkpoint(Mapping[str, QuantizedWeight]):
                 weight_shape=None if shape is None else tuple(shape.ravel().tolist()),
                 bits=settings.bits,
                 quantized_activations=settings.quantized_activations,
+                input_scale=tensors.get("input_scale"),
+                input_zero_point=tensors.get("input_zero_point"),
+                symmetric_activations=settings.symmetric_activations,
                 **common,
             )
         except CupyqError as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..activations import Activations
 from ..arrays import FLOAT8, FLOAT32, Array, common_namespace, first_position, namespace_of
-from ..errors import FormatError
+from ..errors import CupyqError, FormatError
 from ..weights import BLOCK, QuantizedWeight
 from .build import expect_matrix, packed, stored_scales, weight_only
 from .words import check_bits, check_words, unpack_columns, unpack_rows
@@ -24,6 +25,9 @@ def from_compressed_tensors(
     group_size: int | None = None,
     symmetric: bool | None = None,
     quantized_activations: bool = True,
+    input_scale: Array | None = None,
+    input_zero_point: Array | None = None,
+    symmetric_activations: bool = True,
     scale_dtype: str | np.dtype | None = None,
 ) -> QuantizedWeight:
     """Convert one layer of a compressed-tensors checkpoint.
@@ -62,6 +66,13 @@ def from_compressed_tensors(
         As for :func:`from_gptq`; 8-bit activations go with float32 scales.
     quantized_activations : bool
         Whether the checkpoint quantizes activations to 8 bits too.
+    input_scale : one value, optional
+        Their scale, fixed beforehand; without it each token gets its own. Of int32 weights, whose activations stay in
+        16 bits, this and the next two are ignored.
+    input_zero_point : one value, optional
+        int8: the zero point that goes with it.
+    symmetric_activations : bool
+        int8 without `input_scale`: False gives each token a zero point.
 
     Returns
     -------
@@ -81,7 +92,7 @@ def from_compressed_tensors(
             raise FormatError("weight_zero_point must be absent or 0 for float8 weights")
         if not quantized_activations:
             raise FormatError("float8 weights must go with float8 activations; cupyq has no scheme with 16-bit ones")
-        return _float8(weight, weight_scale)
+        return _float8(weight, weight_scale, _rule("w8a8-fp8", input_scale, input_zero_point, True))
     n = int(weight.shape[0])
     if dtype == np.int8:
         codes, k, bits = weight, int(weight.shape[1]), 8
@@ -99,7 +110,7 @@ def from_compressed_tensors(
     scales = _by_feature(weight_scale, n)
     zeros = None if weight_zero_point is None else _zero_points(weight_zero_point, bits, n, scales.shape[1])
     if dtype == np.int8 and quantized_activations:
-        return _int8(codes, scales, zeros)
+        return _int8(codes, scales, zeros, _rule("w8a8-int8", input_scale, input_zero_point, symmetric_activations))
     if dtype == np.int8:
         codes = codes.view(np.uint8) ^ np.uint8(0x80)  # + 128
     return weight_only(
@@ -126,21 +137,40 @@ def from_fp8_blocks(weight: Array, weight_scale_inv: Array) -> QuantizedWeight:
     return _blocks(weight, weight_scale_inv)
 
 
+def _rule(scheme: str, scale: Array | None, zero: Array | None, symmetric: bool) -> Activations:
+    """Return how activations are quantized: dynamically, or by one scale and zero point."""
+    if scale is None:
+        return Activations(symmetric=symmetric)
+    fixed: list[float] = []
+    for name, value in (("input_scale", scale), ("input_zero_point", zero)):
+        if value is not None and value.size != 1:
+            raise FormatError(f"{name} must be one value for all activations, got shape {tuple(value.shape)}")
+        fixed.append(0.0 if value is None else float(value.astype(FLOAT32).reshape(())))
+    try:
+        rule = Activations(fixed[0], int(fixed[1]) if fixed[1] else None)
+        rule.check(scheme, 1)
+    except CupyqError as error:
+        raise FormatError(f"input_scale, input_zero_point: {error}") from error
+    return rule
+
+
 def _blocks(weight: Array, scales: Array) -> QuantizedWeight:
     return packed(weight.T, _wide(scales).T, scheme="w8a8-fp8-block", group_size=BLOCK)
 
 
-def _float8(weight: Array, scales: Array) -> QuantizedWeight:
+def _float8(weight: Array, scales: Array, rule: Activations) -> QuantizedWeight:
     n, k = map(int, weight.shape)
     blocks = (-(-n // BLOCK), -(-k // BLOCK))
     if scales.ndim == 2 and tuple(scales.shape) == blocks and scales.size > 1:
+        if rule.scale is not None:
+            raise FormatError("input_scale must be absent where scales are those of blocks: so are the activations'")
         return _blocks(weight, scales)
     each = _by_feature(scales, n)
     expect_matrix(each, "weight_scale", (n, 1), "(N, 1)")
-    return packed(weight.T, _wide(each).T, scheme="w8a8-fp8", group_size=-1)
+    return packed(weight.T, _wide(each).T, scheme="w8a8-fp8", group_size=-1, activations=rule)
 
 
-def _int8(codes: Array, scales: Array, zeros: Array | None) -> QuantizedWeight:
+def _int8(codes: Array, scales: Array, zeros: Array | None, rule: Activations) -> QuantizedWeight:
     if zeros is not None and bool((zeros != 0).any()):
         at = first_position(zeros != 0)
         raise FormatError(
@@ -148,7 +178,7 @@ def _int8(codes: Array, scales: Array, zeros: Array | None) -> QuantizedWeight:
             f"{at[0]}"
         )
     expect_matrix(scales, "weight_scale", (int(codes.shape[0]), 1), "(N, 1)")
-    return packed(codes.T, _wide(scales).T, scheme="w8a8-int8", group_size=-1)
+    return packed(codes.T, _wide(scales).T, scheme="w8a8-int8", group_size=-1, activations=rule)
 
 
 def _wide(scales: Array) -> Array:

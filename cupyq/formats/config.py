@@ -33,6 +33,8 @@ class Settings:
         Of GPTQ: "v1" or "v2".
     quantized_activations : bool
         Whether activations have 8 bits too (compressed-tensors).
+    symmetric_activations : bool
+        Whether those have no zero points.
     """
 
     bits: int | None = None
@@ -41,6 +43,7 @@ class Settings:
     asymmetric: bool = False
     version: str = "v1"
     quantized_activations: bool = True
+    symmetric_activations: bool = True
 
 
 class Config:
@@ -163,6 +166,7 @@ class Config:
             True if weights.get("symmetric", True) else None,
             asymmetric=not weights.get("symmetric", True),
             quantized_activations=inputs is not None,
+            symmetric_activations=not isinstance(inputs, dict) or bool(inputs.get("symmetric", True)),
         )
 
     def _group_of(self, name: str) -> Settings:

@@ -97,8 +97,9 @@ def w8a8_profile(cfg: W8A8Config, prob: Problem, device: Any, compiled: Any = No
         "ld_shared": words,
         "ldmatrix": -(-tokens * steps // 2),
         "cp_async_16B": x_copies + -(-cfg.block_n * cfg.block_k // 16 // cfg.threads),
-        "other": _STAGE_OVERHEAD + (tokens + 12 if blocks else 0),  # loads of scales, and their addresses
     }
+    # Barrier, wait, slots, loop, and addresses, the more the more is loaded; with blocks the scales' loads too.
+    stage["other"] = 5 + 1.3 * (stage["ld_shared"] + stage["ldmatrix"] + stage["cp_async_16B"]) + blocks * (tokens + 8)
     clocks, instructions = cfg.prologue(prob)
     strips = -(-prob.n // 16)
     # With scales of blocks a warp reads a sector for each of its 128 k.
@@ -111,7 +112,7 @@ def w8a8_profile(cfg: W8A8Config, prob: Problem, device: Any, compiled: Any = No
         "out": weight_share * (cfg.block_m // cfg.warp_tokens) + cfg.block_m * cfg.block_k * cfg.warps_n,
     }
     promotes = blocks or cfg.promote_k > 0
-    estimate = 40 + sums * 4 // 3 + (sums + 2 * tokens * blocks if promotes else 0)
+    estimate = 52 + sums * 4 // 3 + (sums + 2 * tokens * blocks if promotes else 0) + widened * cfg.warp_k // 2
     registers = compiled.registers if compiled is not None else _capped(estimate, cfg)
     kind = "int8" if prob.op == "w8a8-int8" else "fp8"
     mma = "m16n8k16:float16" if widened else f"m16n8k32:{kind}"

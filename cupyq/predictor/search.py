@@ -2,7 +2,7 @@
 
 Best first on the grid of a family's tunables: what is the fastest so far is expanded to all configs that differ from it
 in one field, or in two that trade with each other. Asking about every legal config takes up to a second; this takes
-some ten milliseconds, less than compiling what it finds.
+some tens of milliseconds, less than compiling what it finds.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import warnings
 
 import pytest
@@ -305,6 +306,55 @@ def test_an_older_file_is_read_without_being_changed(tmp_path):
     with cupyq.db.open(tmp_path / "old.db", readonly=True, environment=HERE) as store:
         assert store.best() == []
     assert (tmp_path / "old.db").read_bytes() == content
+
+
+def test_an_older_file_with_rows_answers_the_dispatcher_without_being_changed(tmp_path):
+    path = tmp_path / "old.db"
+    _older(path)
+    with cupyq.db.open(path, environment=HERE) as store:
+        adder(store)(7.0)
+        with store.writing() as db:
+            # As the first schema had it: tables have not changed since, views and conflicts came.
+            db.execute("DELETE FROM _sqlite_migrations WHERE name <> 'tables'")
+            db.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+            for drop in ("VIEW best", "VIEW eligible", "TABLE conflict"):
+                db.execute(f"DROP {drop}")
+            db.execute("PRAGMA user_version = 1")
+    content = path.read_bytes()
+    with cupyq.db.open_or_none(path, environment=HERE) as reader:
+        assert reader.lookup(H100, PROBLEM).time_us == 7.0
+        assert [row.time_us for row in reader.nearest(H100, PROBLEM.with_m(32))] == [7.0]
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("kind", ["truncated", "zeroed pages"])
+def test_damage_that_shows_only_in_a_look_up_is_an_error_that_names_the_file(tmp_path, kind):
+    path = tmp_path / "damaged.db"
+    content = _damaged(path, kind)
+    with pytest.raises(DatabaseError, match=r"damaged\.db"), cupyq.db.Reader(path, HERE) as reader:
+        reader.lookup(H100, PROBLEM)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_reader_survives_a_fork_and_threads(fresh_db, add):
+    add(3.0)
+    reader = cupyq.db.Reader(fresh_db.path, HERE)
+    context = multiprocessing.get_context("fork")
+    times = context.Queue()
+
+    def ask():
+        times.put(reader.lookup(H100, PROBLEM).time_us)
+
+    children = [context.Process(target=ask) for _ in range(2)]
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for each in (*children, *threads):
+        each.start()
+    found = [times.get(timeout=60) for _ in range(6)]
+    for each in (*children, *threads):
+        each.join()
+    assert found == [3.0] * 6
+    reader.close()
 
 
 def test_a_migration_that_fails_leaves_the_older_file(tmp_path, monkeypatch):

@@ -54,6 +54,29 @@ def test_two_tunes_agree(monkeypatch):
     assert sum(time <= 1.02 for time in chosen) >= 0.95 * len(chosen)
 
 
+@pytest.mark.slow
+def test_the_best_of_many_is_found(monkeypatch):
+    """e5 at full length: 120 candidates crowded towards the best, the rules of a GPU's run, 50 seeds."""
+    chosen = []
+    some = candidates(120)
+    monkeypatch.setattr("cupyq.tuner.space.kernels.configs", lambda p, d: iter(c.config for c in some))
+    for seed in range(50):
+        times = 1 + 0.6 * np.random.default_rng(seed).random(len(some)) ** 2
+        true = dict(zip(some, times / times.min(), strict=True))
+        device = FakeDevice(
+            DEVICE,
+            lambda c, p, true=true: 100 * true.get(c, 4.0),
+            noise=0.05,
+            drift=lambda taken, phase=seed: 1 + 0.05 * math.sin(taken / 300 + phase),
+            seed=seed,
+        )
+        with db.open(":memory:") as store:
+            tuner = Tuner(store, DEVICE, device, FakeVerifier(), lambda cs, p: list(cs), Settings(seed=seed))
+            [result] = tuner.run([PROBLEM]).problems
+        chosen.append(true[result.winner.candidate])
+    assert sum(time <= 1.02 for time in chosen) >= 0.95 * len(chosen)
+
+
 def outcomes(times, rounds=40, noise=0.02, seed=0):
     rng = np.random.default_rng(seed)
     made = []

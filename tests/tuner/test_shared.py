@@ -17,7 +17,7 @@ from tuning_fakes import DEVICE, PROBLEM, QUICK, in_order, steady
 
 from cupyq import db, devices, kernels, tune
 from cupyq.db.environment import Environment
-from cupyq.errors import ArgumentError, DatabaseError, NotInstalled
+from cupyq.errors import ArgumentError, DatabaseError, NotInstalled, TuningError
 from cupyq.tuner import shared
 from cupyq.tuner.candidate import Candidate
 from cupyq.tuner.fake import FakeDevice, FakeVerifier
@@ -28,7 +28,7 @@ from cupyq.tuner.study import Silent, Tuner
 
 HERE = Path(__file__).resolve().parent
 TRIALS = 60
-HEARTBEAT, GRACE = 1, 3
+HEARTBEAT, GRACE = 1, 5
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(HERE)!r})
@@ -43,10 +43,13 @@ from cupyq.tuner.study import Silent, Tuner
 one_problem.POLL_SECONDS = 0.2
 
 class Slow(FakeDevice):
+    seen = 0
+
     def evaluate(self, candidate, problem):
         if problem == PROBLEM:  # the winner is checked at its band's lower end as well
             print(candidate.key, flush=True)
-            time.sleep(0.1)
+            self.seen += 1
+            time.sleep(300 if self.seen == int(sys.argv[4]) else 0.1)
         return super().evaluate(candidate, problem)
 
 storage = shared.Storage(sys.argv[2], {HEARTBEAT}, {GRACE})
@@ -93,16 +96,16 @@ def tuner(store, storage, trials, sampler="auto", progress=None, times=steady, *
     )
 
 
-@pytest.mark.parametrize("sampler", ["sweep", "tpe"])
+@pytest.mark.parametrize("sampler", ["sweep", pytest.param("tpe", marks=pytest.mark.slow)])
 def test_four_workers_share_a_study_and_one_is_killed(server, storage, tmp_path, sampler):
     """Every finished trial is there once and no more, the study reaches its budget, and the files can be joined."""
     files = [tmp_path / f"machine-{i}.db" for i in range(4)]
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(file), server.url, sampler],
+            [sys.executable, "-c", PROGRAM, str(file), server.url, sampler, "0" if i else "4"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )
-        for file in files
+        for i, file in enumerate(files)
     ]  # fmt: skip
     try:
         for worker in workers:
@@ -185,6 +188,18 @@ def test_failures_are_shared_with_their_reason(storage):
     [trial] = [trial for trial in trials(storage) if trial.state.name == "FAIL"]
     assert trial.user_attrs["key"] == broken.key
     assert "illegal memory access" in trial.user_attrs["outcome"]["reason"]
+
+
+def test_what_a_hot_gpu_could_not_time_is_left_to_a_cooler_one(storage):
+    with db.open(":memory:") as one, db.open(":memory:") as two:
+        hot = tuner(one, storage, 8)
+        hot.objective.throttled = lambda taken: taken > 25
+        with contextlib.suppress(TuningError):
+            hot.run([PROBLEM])
+        assert 0 < len(by_state(trials(storage), "COMPLETE")) < 8
+        [result] = tuner(two, storage, 20).run([PROBLEM]).problems
+    assert result.trials == 20
+    assert result.states["failed"] <= 20 - result.states["complete"]
 
 
 def test_ctrl_c_gives_the_claim_back_at_once(storage):

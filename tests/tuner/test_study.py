@@ -185,6 +185,22 @@ def test_a_throttled_gpu_gives_no_sample(make, few):
         tuner.run([PROBLEM])
 
 
+def test_what_was_throttled_is_tried_again_by_the_next_run(make, store, few):
+    """Unlike other failures: it says nothing of the candidate."""
+    few(6)
+    hot = make(throttled=lambda taken: 10 < taken < 40)
+    hot.run([PROBLEM])
+    lost = [row for row in searched(store) if row["reason"] and "throttled" in row["reason"]]
+    assert len(lost) > 2
+    cool = make()
+    [result] = cool.run([PROBLEM]).problems
+    assert result.new_trials == len(lost)
+    assert result.states["failed"] == 0
+    fastest = min(Space(PROBLEM, DEVICE).fused, key=lambda c: steady(c, PROBLEM))
+    assert result.winner.candidate == fastest
+    assert make().run([PROBLEM]).new_trials == 0
+
+
 def test_ctrl_c_keeps_what_is_done(make, store):
     class Impatient:
         seen = 0
