@@ -28,8 +28,7 @@ __device__ __forceinline__ u32 to_bits(int v) { return static_cast<u32>(v); }
 
 // Fragments that a warp gives away while it and `warps` - 1 others add theirs: half of what it holds, or the last.
 __device__ constexpr int exchanged_fragments(int fragments, int warps) {
-    return warps == 1 ? 0
-                      : max_of(1, fragments / 2) + exchanged_fragments(max_of(1, fragments / 2), warps / 2);
+    return warps == 1 ? 0 : max_of(1, fragments / 2) + exchanged_fragments(max_of(1, fragments / 2), warps / 2);
 }
 
 // Sum                float or int
@@ -119,7 +118,8 @@ struct Epilogue {
         // A part holds fragments as the lanes do, lanes of the same tokens side by side: where M is less than eight, the
         // lanes that hold rows past M leave whole sectors untouched.
         const u32 pair = place.lane % 4, group = place.warp / kWarpsK;
-        const bool holds = place.warp_k < kHolders && (kBlockM > 8 || static_cast<int>(2 * pair) < target.m - target.m0);
+        const bool holds =
+            place.warp_k < kHolders && (kBlockM > 8 || static_cast<int>(2 * pair) < target.m - target.m0);
         char* parts = reinterpret_cast<char*>(partials) + (group * kHolders + place.warp_k) * (kOwn * 512) +
                       (pair * 8 + place.lane / 4) * 16;
         const auto part_at = [&](u32 slot) { return parts + static_cast<u64>(slot) * kTileBytes; };
@@ -171,11 +171,12 @@ struct Epilogue {
         if (splits == 1) {
             finish(shared, sums, place, target);
         } else {
-            combine(shared, sums, place, partials, arrivals + tile, split, splits, tile * splits, tile * splits, target);
+            combine(shared, sums, place, partials, arrivals + tile, split, splits, tile * splits, tile * splits,
+                    target);
         }
     }
 
-  private:
+private:
     // Adds the fragments of the kWarpsK warps, two by two, four by four, ...: each gives its partner half of what it
     // holds and adds the other half, so that a sum is spread over the warps. With a single fragment left the upper
     // partner gives it away. A sum of two does not depend on their order.

@@ -257,7 +257,8 @@ struct W4A16 {
         __device__ __forceinline__ float operator()(int, int, float sum) const { return sum; }
     };
 
-    __device__ __forceinline__ static typename Out::template Target<SumIsValue> target_of(const Arguments& p, u32 tile) {
+    __device__ __forceinline__ static typename Out::template Target<SumIsValue> target_of(const Arguments& p,
+                                                                                          u32 tile) {
         const Corner corner(p, tile);
         return {p.y, p.bias, static_cast<int>(corner.m0), static_cast<int>(corner.n0), p.m, p.n, {}};
     }
@@ -275,7 +276,8 @@ struct W4A16 {
         const u32 last_strip = (p.n + 15u) / 16 - 1, strip0 = n0 / 16 + warp_n * kStrips;
         const u32 k0 = first * kBlockK, k_warp = k0 + warp_k * kWarpK;
 
-        X x_tile(at_row(reinterpret_cast<const char*>(p.x), m0, u32(p.row_stride) * 2), p.m - m0, p.k, k0, p.row_stride);
+        X x_tile(at_row(reinterpret_cast<const char*>(p.x), m0, u32(p.row_stride) * 2), p.m - m0, p.k, k0,
+                 p.row_stride);
         Weights weight_units(p.weights, strip0, last_strip, units, k_warp / kUnitK, lane);
         Groups group_values(p.scales, p.zeros, strip0, last_strip, groups, k_warp, lane);
         const u64 policy = evict_first_policy();
@@ -284,7 +286,8 @@ struct W4A16 {
         const u32 weights_to = kept(kWeightsAt + warp * kWarpWeightBytes + weight_units.to);
         const u32 weights_at = kept(kWeightsAt + warp * kWarpWeightBytes + lane * 16);
         const u32 groups_at = kGroupsAt + warp * kWarpGroupBytes, groups_to = kept(groups_at + lane * 16);
-        const u32 scales_at = kept(groups_at + lane / 4 * 4), zeros_at = kept(groups_at + kWarpScaleBytes + lane / 4 * 2);
+        const u32 scales_at = kept(groups_at + lane / 4 * 4),
+                  zeros_at = kept(groups_at + kWarpScaleBytes + lane / 4 * 2);
         const auto fetch_stage = [&](u32 slot) {  // the next stage, to the slot at this offset
             x_tile.fetch(shared + slot);
             weight_units.fetch(shared + slot + weights_to, policy);
@@ -344,7 +347,7 @@ struct W4A16 {
                 scales_to_float<S>(reinterpret_cast<const u32*>(p.scales)[strip * 8 + lane / 4], low, high);
 #pragma unroll
                 for (int j = 0; j < kTokens; ++j) {
-                    float(&sum)[4] = sums[s * kTokens + j];
+                    float (&sum)[4] = sums[s * kTokens + j];
                     sum[0] *= low;
                     sum[1] *= low;
                     sum[2] *= high;
@@ -355,9 +358,8 @@ struct W4A16 {
     }
 
     // One stage of one warp.
-    __device__ __forceinline__ static void compute(Sums& sums, Zero (&zero)[kStrips],
-                                                   const char* weights, const char* scales, const char* zeros,
-                                                   Fragments x) {
+    __device__ __forceinline__ static void compute(Sums& sums, Zero (&zero)[kStrips], const char* weights,
+                                                   const char* scales, const char* zeros, Fragments x) {
         float span_sums[kStrips][kTokens][4];
         u32 scale[kStrips];
         u32 row_scale[kStrips][2];
@@ -405,7 +407,7 @@ struct W4A16 {
                     scales_to_float<S>(scale[s], low, high);
 #pragma unroll
                     for (int j = 0; j < kTokens; ++j) {
-                        float(&sum)[4] = sums[s * kTokens + j];
+                        float (&sum)[4] = sums[s * kTokens + j];
                         sum[0] += span_sums[s][j][0] * low;
                         sum[1] += span_sums[s][j][1] * low;
                         sum[2] += span_sums[s][j][2] * high;

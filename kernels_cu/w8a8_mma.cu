@@ -419,7 +419,8 @@ struct W8A8 {
         const typename Out::Place place = {thread % kWarpSize, rank, rank % kWarpsK,
                                            rank / kWarpsK % kWarpsN * (kStrips * 16),
                                            rank / (kWarpsK * kWarpsN) * kWarpTokens};
-        const typename Out::template Target<decltype(scale_sum)> target{a.y, a.bias, end_m0, end_n0, a.m, a.n, scale_sum};
+        const typename Out::template Target<decltype(scale_sum)> target{a.y, a.bias, end_m0,   end_n0,
+                                                                        a.m, a.n,    scale_sum};
         Out::run(shared_memory + kFront, sums, place, a.partials, a.arrivals, end_tile, cta - end_tile * a.splits.ctas,
                  a.splits.ctas, target);
     }

@@ -112,7 +112,7 @@ def w8a8_profile(cfg: W8A8Config, prob: Problem, device: Any, compiled: Any = No
         "out": weight_share * (cfg.block_m // cfg.warp_tokens) + cfg.block_m * cfg.block_k * cfg.warps_n,
     }
     promotes = blocks or cfg.promote_k > 0
-    estimate = 52 + sums * 4 // 3 + (sums + 2 * tokens * blocks if promotes else 0) + widened * cfg.warp_k // 2
+    estimate = 62 + sums * 4 // 3 + (sums + 2 * tokens * blocks if promotes else 0) + widened * cfg.warp_k // 2
     registers = compiled.registers if compiled is not None else _capped(estimate, cfg)
     kind = "int8" if prob.op == "w8a8-int8" else "fp8"
     mma = "m16n8k16:float16" if widened else f"m16n8k32:{kind}"
