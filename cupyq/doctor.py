@@ -217,9 +217,7 @@ def _tools() -> Iterator[Check]:
     yield Check("nvdisasm", OK, str(path))
     other = next(iter(sorted(path.parent.glob("cuobjdump*"))), None)
     if other is None:
-        yield Check(
-            "cuobjdump", NOTE, "not installed; nothing of cupyq needs it", "pip install 'cupyq[offline]'"
-        )
+        yield Check("cuobjdump", NOTE, "not installed; nothing of cupyq needs it", "pip install 'cupyq[offline]'")
     else:
         yield Check("cuobjdump", OK, str(other))
 

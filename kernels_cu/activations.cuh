@@ -32,27 +32,27 @@ struct ActivationTile {
 
     static_assert(kRunners >= 8, "at least 64 threads copy, or 32 where rows are short");
 
-    __device__ __forceinline__ static int swizzle(int row) { return kColumns >= 8 ? row & 7 : (row >> 1) & 3; }
+    __device__ __forceinline__ static u32 swizzle(u32 row) { return kColumns >= 8 ? row & 7 : (row >> 1) & 3; }
 
     const char* from[kRowPasses];  // this thread's first piece of the next tile, by row pass
     u32 target;                    // shared offset of its first piece
     int left;                      // elements of K from its first column in the next tile on
-    int row, run;                  // its first row and run
+    u32 row, run;                  // its first row and run
     Copy16 pieces[kRowPasses * kRunPasses];
 
     // `x` is the tile's first row, k0 its first k; rows past `rows` repeat the last, and their results are never stored.
     __device__ __forceinline__ ActivationTile(const void* x, int rows, int k, int k0, int row_stride) {
-        const int thread = static_cast<int>(threadIdx.x), runner = thread / kRun;
+        const u32 thread = threadIdx.x, runner = thread / kRun;
         row = runner % kRowSpread;
         run = runner / kRowSpread;
-        const int column = run * kRun + thread % kRun;
-        const int at = k0 + column * (16 / kElementBytes);
-        left = k - at;
-        target = row * kRowBytes + ((column ^ swizzle(row)) * 16);
+        const u32 column = run * kRun + thread % kRun;
+        const u32 at = k0 + column * (16 / kElementBytes);
+        left = k - static_cast<int>(at);
+        target = kept(row * kRowBytes + ((column ^ swizzle(row)) * 16));
+        const char* first = at_row(static_cast<const char*>(x), at, kElementBytes);
 #pragma unroll
         for (int i = 0; i < kRowPasses; ++i) {
-            const long long r = min(row + i * kRowSpread, rows - 1);
-            from[i] = static_cast<const char*>(x) + (r * row_stride + at) * kElementBytes;
+            from[i] = at_row(first, min(row + i * kRowSpread, u32(rows - 1)), u32(row_stride) * kElementBytes);
         }
     }
 
@@ -120,7 +120,7 @@ struct ActivationTile {
         u32 b[kTokens][kPairs ? 2 : 4];
 
         // `shared` is the tile; `token` and `step0` the warp's first token (a multiple of 8) and step.
-        __device__ __forceinline__ Fragments(u32 shared, u32 lane_at, int step0) {
+        __device__ __forceinline__ Fragments(u32 shared, u32 lane_at, u32 step0) {
             // The swizzle is an XOR within 128 bytes, and tiles start at multiples of 128: so is stepping.
             const u32 base = shared + lane_at + (step0 / 4) * 128;
 #pragma unroll
@@ -128,9 +128,9 @@ struct ActivationTile {
         }
 
         // The part of a lane's address that does not change: compute it once.
-        __device__ __forceinline__ static u32 lane_address(int lane, int token) {
-            const int row = (lane & 7) + (kPairs ? (lane >> 4) * 8 : 0);
-            const int column = kPairs ? (lane >> 3) & 1 : lane >> 3;
+        __device__ __forceinline__ static u32 lane_address(u32 lane, u32 token) {
+            const u32 row = (lane & 7) + (kPairs ? (lane >> 4) * 8 : 0);
+            const u32 column = kPairs ? (lane >> 3) & 1 : lane >> 3;
             return (token + row) * kRowBytes + ((column ^ swizzle(row)) * 16);
         }
 

@@ -24,7 +24,9 @@ struct Codes<Half, 4> {
 
     // `pair` holds z of row g in byte 0, of row g + 8 in byte 1.
     __device__ __forceinline__ static Zero zero(u32 pair) {
-        return {permute_bytes(pair, 0x64u, 0x4040), (pair >> 8) * 0x00100010u + 0xd400d400u};
+        Zero zero;  // z of row g in the low half, sixteenfold that of row g + 8 in the high one
+        spread_halves(mask_or<0x01f0001fu, 0xd4006400u>(pair * 0x1001u), zero.low, zero.high);
+        return zero;
     }
 
     __device__ __forceinline__ static void fragment(u32 (&a)[4], const uint4& packed, int step, const Zero& zero) {

@@ -10,6 +10,17 @@
 template <class T>
 struct Mma;
 
+// D = 0: a product of zeros sets four registers with one instruction where that is one product.
+template <class T>
+__device__ __forceinline__ void clear(float (&d)[4]) {
+#if __CUDA_ARCH__ >= 800
+    const u32 none[4] = {0u, 0u, 0u, 0u};
+    Mma<T>::start(d, none, 0u, 0u);
+#else
+    d[0] = d[1] = d[2] = d[3] = 0.0f;
+#endif
+}
+
 #if __CUDA_ARCH__ >= 800
 
 template <>

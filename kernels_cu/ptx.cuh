@@ -6,6 +6,21 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+// The same value, of unknown origin: the compiler keeps it in a register where it would compute it again in every turn of
+// a loop.
+__device__ __forceinline__ u32 kept(u32 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+// mad.wide (Integer Arithmetic): the row `index` of a matrix whose rows are `bytes` apart. The compiler would compute the
+// offsets of several rows first and add the base to each.
+__device__ __forceinline__ const char* at_row(const char* base, u32 index, u32 bytes) {
+    const char* row;
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(row) : "r"(index), "r"(bytes), "l"(base));
+    return row;
+}
+
 // Whether this GPU copies from global to shared memory by itself (cp.async, sm_80 and later).
 #if __CUDA_ARCH__ >= 800
 constexpr bool kHasCopyAsync = true;
@@ -102,6 +117,14 @@ __device__ __forceinline__ u32 mask_or(u32 value) {
     u32 v;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(value), "n"(kMask), "n"(kBits));
     return v;
+}
+
+// mov.b32 (Data Movement, unpack and pack): each half of a register in both halves of another. Written so, the assembler
+// makes them operand modifiers of packed arithmetic, which cost neither an instruction nor a register.
+__device__ __forceinline__ void spread_halves(u32 pair, u32& low, u32& high) {
+    asm("{.reg .b16 l, h;\n\tmov.b32 {l, h}, %2;\n\tmov.b32 %0, {l, l};\n\tmov.b32 %1, {h, h};}"
+        : "=r"(low), "=r"(high)
+        : "r"(pair));
 }
 
 // prmt (Integer Arithmetic, byte permute): the four bytes of the result, low first, picked by the selector's nibbles

@@ -10,16 +10,12 @@ struct Stripes {
     int share;  // stages of a CTA ...
     int extra;  // ... and the first `extra` CTAs of a period have one more
 
-    __device__ __forceinline__ int stages() const { return ctas * share + extra; }  // of a period
+    // The first stage of the period that the CTA of this rank computes; that of the next rank ends it.
+    __device__ __forceinline__ u32 start(u32 rank) const { return rank * share + min(rank, u32(extra)); }
 
-    // The first stage of a CTA; that of the next CTA ends it.
-    __device__ __forceinline__ int start(int cta) const {
-        const int period = cta / ctas, rank = cta % ctas;
-        return period * stages() + rank * share + min(rank, extra);
-    }
-
-    __device__ __forceinline__ int cta_of(int stage) const {
-        const int period = stage / stages(), rest = stage % stages(), longer = extra * (share + 1);
-        return period * ctas + (rest < longer ? rest / (share + 1) : extra + (rest - longer) / share);
+    // Which CTA of the period computes this stage.
+    __device__ __forceinline__ u32 rank_of(u32 stage) const {
+        const u32 longer = u32(extra) * u32(share + 1);
+        return stage < longer ? stage / u32(share + 1) : extra + (stage - longer) / u32(share);
     }
 };

@@ -73,7 +73,7 @@ struct W8A8 {
     // Codes are padded to whole 16-byte pieces when they are made.
     using X = ActivationTile<kThreads, kBlockM, kBlockK, 1, true, kWhole>;
     using Fragments = typename X::template Fragments<kTokens>;
-    using Out = Epilogue<Sum, T, kThreads, kBlockM, kBlockN, kWarpsK, kVector>;
+    using Out = Epilogue<Sum, T, kThreads, kBlockM, kBlockN, kWarpsK, kStrips, kTokens, kVector>;
 
     // Weights of a stage: [strip of the CTA][unit][lane], 16 bytes each. A warp copies kCopyUnits of kCopyStrips.
     static constexpr int kPieces = kWarpsN * kStrips * kUnits;  // of 512 bytes
@@ -282,12 +282,10 @@ struct W8A8 {
             }
         };
 
-        Sum sums[kStrips][kTokens][4], part[kPromotes ? kStrips : 1][kPromotes ? kTokens : 1][4];
+        typename Out::Fragments sums;  // [strip * kTokens + column of tokens]
+        Sum part[kPromotes ? kStrips : 1][kPromotes ? kTokens : 1][4];
 #pragma unroll
-        for (int s = 0; s < kStrips; ++s) {
-#pragma unroll
-            for (int j = 0; j < kTokens; ++j) sums[s][j][0] = sums[s][j][1] = sums[s][j][2] = sums[s][j][3] = Sum(0);
-        }
+        for (int f = 0; f < Out::kFragments; ++f) sums[f][0] = sums[f][1] = sums[f][2] = sums[f][3] = Sum(0);
 
 #pragma unroll
         for (int i = 0; i < kStages - 1; ++i) {
@@ -322,8 +320,8 @@ struct W8A8 {
                     for (int s = 0; s < kStrips; ++s) {
 #pragma unroll
                         for (int c = 0; c < 4; ++c) {
-                            sums[s][j][c] = kBlockScales ? __fmaf_rn(part[s][j][c], by[c & 1], sums[s][j][c])
-                                                         : sums[s][j][c] + part[s][j][c];
+                            Sum& sum = sums[s * kTokens + j][c];
+                            sum = kBlockScales ? __fmaf_rn(part[s][j][c], by[c & 1], sum) : sum + part[s][j][c];
                         }
                     }
                 }
@@ -378,7 +376,7 @@ struct W8A8 {
                                 Mma<Q>::run(part[s][j], v.w, b.low(j, step), b.high(j, step));
                             }
                         } else {
-                            Mma<Q>::run(sums[s][j], v.w, b.low(j, step), b.high(j, step));
+                            Mma<Q>::run(sums[s * kTokens + j], v.w, b.low(j, step), b.high(j, step));
                         }
                     }
                 }
@@ -399,30 +397,31 @@ struct W8A8 {
         copy_async_wait<0>();
         __syncthreads();  // the pipeline's memory becomes the epilogue's
 
+        // Where this CTA and thread stand, computed again, so that it takes no registers from the main loop.
+        const int cta = static_cast<int>(kept(blockIdx.x)), end_tile = cta / a.splits.ctas;
+        const int end_m0 = end_tile % m_tiles * kBlockM, end_n0 = end_tile / m_tiles * kBlockN;
+        const u32 thread = kept(threadIdx.x), rank = thread / kWarpSize;
         const Front& front = *reinterpret_cast<const Front*>(shared_memory);
-        u32* tile_sums = reinterpret_cast<u32*>(shared_memory + kFront);
-#pragma unroll
-        for (int s = 0; s < kStrips; ++s) {
-#pragma unroll
-            for (int j = 0; j < kTokens; ++j) {
-                Out::put(tile_sums, warp_k, (warp_n * kStrips + s) * 16, warp_m * kWarpTokens + j * 8, lane,
-                         sums[s][j]);
+        const auto scale_sum = [&](int token, int feature, Sum sum) {
+            if constexpr (kBlockScales) return sum;
+            const int column = Front::place(feature - end_n0);
+            const float by = front.scales[token - end_m0], w = front.weight_scales[column];
+            float value = static_cast<float>(sum);
+            if (a.column_sums != nullptr) {
+                // In 64 bits: a zero point times a sum of codes may leave int32 where the result does not.
+                const long long zero = static_cast<int>(front.zeros[token - end_m0]);
+                value = static_cast<float>(static_cast<long long>(sum) - zero * front.column_sums[column]);
             }
-        }
-        Out::run(tile_sums, a.y, a.bias, a.partials, a.arrivals, tile, split, a.splits.ctas, m0, n0, a.m, a.n,
-                 [&](int token, int feature, Sum sum) {
-                     if constexpr (kBlockScales) return sum;
-                     const int column = Front::place(feature - n0);
-                     const float by = front.scales[token - m0], w = front.weight_scales[column];
-                     float value = static_cast<float>(sum);
-                     if (a.column_sums != nullptr) {
-                         // In 64 bits: a zero point times a sum of codes may leave int32 where the result does not.
-                         const long long zero = static_cast<int>(front.zeros[token - m0]);
-                         value = static_cast<float>(static_cast<long long>(sum) - zero * front.column_sums[column]);
-                     }
-                     // The smaller scale first: no intermediate over- or underflows unless the result does. (fminf and
-                     // fmaxf would lose a scale that is NaN.)
-                     return by < w ? value * by * w : value * w * by;
-                 });
+            // The smaller scale first: no intermediate over- or underflows unless the result does. (fminf and fmaxf would
+            // lose a scale that is NaN.)
+            return by < w ? value * by * w : value * w * by;
+        };
+        const typename Out::Place place = {thread % kWarpSize, rank, rank % kWarpsK,
+                                           rank / kWarpsK % kWarpsN * (kStrips * 16),
+                                           rank / (kWarpsK * kWarpsN) * kWarpTokens};
+        const typename Out::template Target<decltype(scale_sum)> target{a.y, a.bias, end_m0,   end_n0,
+                                                                        a.m, a.n,    scale_sum};
+        Out::run(shared_memory + kFront, sums, place, a.partials, a.arrivals, end_tile, cta - end_tile * a.splits.ctas,
+                 a.splits.ctas, target);
     }
 };

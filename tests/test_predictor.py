@@ -475,7 +475,7 @@ def test_closed_form_counts_match_the_compiled_main_loop(config, group_size, tmp
     body = main_loop(compiled.cubin, tmp_path)
     profile = predictor.profile(config, problem, A100)
     of_stage = profile.grid * profile.serial_stages * profile.block / 32
-    once = predictor.fused.epilogue_instructions(config, config.strips * config.block_m // 8 * 4) * profile.grid
+    once = predictor.fused.epilogue_instructions(config, config.strips * config.block_m // 8) * profile.grid
     counted = (sum(profile.warp_instructions.values()) - once) / of_stage
     stages = sum("HMMA" in text for text in body) / (profile.mma["m16n8k16:float16"] / of_stage)  # unrolled?
     assert counted * stages == pytest.approx(len(body), rel=0.15)
@@ -508,8 +508,8 @@ def test_closed_form_counts_match_the_compiled_w8a8_loop(op, name, config):
     compiled = compiler.compile_kernel(config, problem, arch=device.arch)
     loop = importlib.import_module("cupyq.compiler.sass").main_loop(compiled.cubin)
     profile = predictor.profile(config, problem, device)
-    sums = config.strips * config.warp_tokens // 8 * 4
-    once = predictor.fused.epilogue_instructions(config, sums) + config.prologue(problem)[1]
+    fragments = config.strips * config.warp_tokens // 8
+    once = predictor.fused.epilogue_instructions(config, fragments) + config.prologue(problem)[1]
     counted = sum(profile.warp_instructions.values()) - once * profile.grid
     assert counted / profile.warp_instructions["mma"] == pytest.approx(loop.instructions / loop.tensor, rel=0.15)
     assert profile.registers == pytest.approx(compiled.registers, rel=0.15)

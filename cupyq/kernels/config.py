@@ -86,6 +86,18 @@ def shared_reason(shared_bytes: int, device: Target) -> Iterable[str]:
         )
 
 
+def epilogue_bytes(block_m: int, block_n: int, warps: int, warps_k: int, fragments: int) -> int:
+    """Return the shared memory of `kernels_cu/epilogue.cuh`: what the warps along k exchange, the tile, a flag.
+
+    `fragments` (16 features x 8 tokens) are those of one of the block's `warps`.
+    """
+    exchanged = 0
+    while warps_k > 1:
+        fragments, warps_k = max(1, fragments // 2), warps_k // 2
+        exchanged += fragments
+    return warps * exchanged * 512 + block_m * (block_n + 4) * 4 + 16
+
+
 def needs_cc(what: str, least: tuple[int, int], device: Target) -> str:
     """Return the reason that a compute capability is too low."""
     return f"{what} needs compute capability {least[0]}.{least[1]}; this device has {device.cc[0]}.{device.cc[1]}"

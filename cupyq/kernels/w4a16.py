@@ -18,6 +18,7 @@ from .config import (
     ceil_div,
     choice,
     cpp_bool,
+    epilogue_bytes,
     idle_split,
     needs_cc,
     shared_reason,
@@ -40,8 +41,8 @@ MAX_STRIPES = 65535
 # What a lane holds beside accumulators, fragments, scales and pointers: loop state, values in flight.
 _OTHER_REGISTERS = 42
 
-# Of 1,047 defaults compiled for nine GPUs every one that spilled was estimated above this.
-_REGISTER_BUDGET = 208
+# Of 260 configs compiled for seven archs, most of them near the limit, every one that spilled was estimated above this.
+_REGISTER_BUDGET = 232
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,8 @@ class W4A16Config(Config):
 
     def shared_bytes(self, prob: Problem) -> int:
         """Dynamic shared memory of a CTA: the pipeline's or, if larger, the epilogue's."""
-        epilogue = self.warps_k * self.block_m * (self.block_n + 4) * 4 + 16
+        fragments = self.strips * self.block_m // 8
+        epilogue = epilogue_bytes(self.block_m, self.block_n, self.threads // 32, self.warps_k, fragments)
         return max(self.stages * self.stage_bytes(prob), epilogue)
 
     def accumulators(self, prob: Problem) -> int:
@@ -131,16 +133,20 @@ class W4A16Config(Config):
         """Estimate of the registers of a thread, to refuse what may spill before anything is compiled."""
         columns = self.block_m // 8
         fragments = (2 if columns > 1 else 4) * columns + 4 * self.strips
-        scaling = (2 if self._scales_weights(prob) else 1) * self.strips + (0 if prob.symmetric else 2 * self.strips)
+        scaling = (2 if self._scales_weights(prob) else 1) * self.strips + (0 if prob.symmetric else self.strips)
         pieces = self.strips * self.spans(prob) * (2 if prob.symmetric else 3)
         pointers = 2 * (self.strips + ceil_div(self.block_m, self.threads // 8) + ceil_div(pieces, 32))
-        return self.accumulators(prob) + fragments + scaling + pointers + _OTHER_REGISTERS
+        # The compiler lets the sums of neighbouring spans overlap, and hoists more where the tile is high.
+        apart = prob.group_size != -1 and not self._scales_weights(prob)
+        overlap = 48 if apart and self.spans(prob) > 1 and columns * self.strips > 8 else 0
+        hoisted = 16 if self.block_m > 64 or prob.bits == 2 else 0
+        return self.accumulators(prob) + fragments + scaling + pointers + overlap + hoisted + _OTHER_REGISTERS
 
     def staging_registers(self, prob: Problem) -> int:
         """Registers in which the next stage waits on GPUs without cp.async."""
         weights = self.strips * self.warp_k * prob.bits // 64
         activations = ceil_div(self.block_m * self.block_k // 8, self.threads) * 4
-        return weights + activations + 4
+        return weights + activations + (48 if self.spans(prob) > 1 else 4)
 
     def tiles(self, prob: Problem) -> int:
         """Output tiles."""
@@ -312,11 +318,11 @@ def default(prob: Problem, device: Target, sms: int) -> W4A16Config:
     """Return the config used when nothing is tuned.
 
     A tile no higher than M needs (64 at most); of a few dozen shapes of block, each with split-K and with stripes, the
-    one that `_clocks` takes to be the fastest.
+    one that `_clocks` takes to be the fastest among those that give every SM much the same work.
     """
     block_m = next((size for size in BLOCK_M if size >= min(prob.m, 64)), 64)
     scale = "weights" if block_m >= 64 and prob.scale_dtype == prob.dtype and prob.group_size != -1 else "sums"
-    best, best_clocks = None, float("inf")
+    best, best_clocks = None, (True, float("inf"))
     for strips, (warps_n, warps_k), warp_k, stages in product((4, 2, 1), _DEFAULT_WARPS, (128, 64), (4, 3, 2)):
         shape = W4A16Config(block_m, strips, warps_n, warps_k, warp_k, stages, 1, scale)
         if any(True for _ in shape.reasons(prob, device)):
@@ -325,13 +331,17 @@ def default(prob: Problem, device: Target, sms: int) -> W4A16Config:
         grids = [replace(shape, split_k=split) for split in SPLIT_K]
         grids += [replace(shape, ctas=sms * some) for some in range(1, min(resident, 3) + 1)]
         for cfg in grids:
-            clocks = _clocks(cfg, prob, device, sms, resident)
+            uneven = wave_efficiency(cfg, prob, sms) < _EVEN
+            clocks = uneven, _clocks(cfg, prob, device, sms, resident)
             if clocks < best_clocks and not any(True for _ in cfg._grid_reasons(prob)):
                 best, best_clocks = cfg, clocks
     if best is None:  # smallest tiles of all; legal wherever the family is
         return W4A16Config(8, 1, 2, 1, max(64, UNIT_K[prob.bits]), 2, 1, "sums")
     return best
 
+
+_EVEN = 0.90
+"""Wave efficiency below which a config is the default only where no better one is legal."""
 
 _L2_BYTES_PER_CLOCK = 32
 """Of one SM, as kernels reach it."""
@@ -346,22 +356,32 @@ def _resident(cfg: W4A16Config, prob: Problem, device: Target) -> int:
 
 
 def _clocks(cfg: W4A16Config, prob: Problem, device: Target, sms: int, resident: int) -> float:
-    """Estimate the clocks the busiest SM: the longest of issuing, tensor cores, DRAM, L2; and latency."""
-    stages = stages_of_busiest(cfg, prob, sms)
+    """Estimate the clocks of the busiest SM: the longest of issuing, tensor cores, DRAM, L2; and latency.
+
+    Counts of warp instructions are those of the compiled kernel, as benchmarks/bench_static.py prints them.
+    """
+    # A twentieth more on one SM than on the mean one is no difference: while others rest it has more of L2 and DRAM.
+    stages = max(0.95 * stages_of_busiest(cfg, prob, sms), cfg.tiles(prob) * cfg.k_tiles(prob) / sms)
     blocks = ceil_div(cfg.ctas or cfg.tiles(prob) * cfg.split_k, sms)
     warps = cfg.warps_n * cfg.warps_k
-    # Warp instructions: a word takes 10 to dequantize and one mma for eight tokens; fragments of x serve all strips.
+    # A word takes 9 to dequantize and one mma for eight tokens; fragments of x serve all strips.
     tokens, steps = cfg.block_m // 8, cfg.warp_k // 16
     spans = 0 if prob.group_size == -1 else cfg.spans(prob)
     scaling = 4 * steps if cfg.scale == "weights" else spans * (4 + 4 * tokens)
-    stage = cfg.strips * (steps * (10.5 + tokens) + scaling) + tokens * steps / 2 + 24
-    results = cfg.strips * tokens * 4 / cfg.warps_k * (3 + cfg.warps_k)  # of a lane, through shared memory
-    parts = 1 if cfg.ctas == 0 and cfg.split_k == 1 else 2.5
-    segments = 1 if cfg.ctas == 0 else 1 + cfg.tiles(prob) / cfg.ctas
-    issued = warps * (stages * stage + blocks * segments * (300 + parts * results))
+    copies = ceil_div(cfg.block_m * cfg.block_k // 8, cfg.threads) + cfg.strips * cfg.warp_k * prob.bits // 256
+    stage = cfg.strips * (steps * (9.3 + tokens) + scaling) + tokens * steps / 2 + copies + 30
+    # Parts of tiles: addresses; sums of warps, halved again and again; results, or a part of them, written.
+    fragments = cfg.strips * tokens
+    own = fragments / min(fragments, cfg.warps_k)
+    tiles = cfg.tiles(prob)
+    segments = blocks if cfg.ctas == 0 else blocks + ceil_div(tiles, sms)
+    parts = cfg.split_k if cfg.ctas == 0 else max(1.0, 1 + cfg.ctas / tiles)  # of a tile
+    ends = ceil_div(tiles, sms) * own * (14 + (5 * parts if parts > 1 else 0))
+    issued = warps * (stages * stage + segments * (170 + 6 * fragments * (1 - 1 / cfg.warps_k) + own) + ends)
     at_once = min(resident, blocks) * warps
-    # A warp alone issues in a part of its clocks, a larger one the more independent products it has.
-    issuing = issued / min(4.0, min(0.9, 0.3 + 0.02 * cfg.strips * tokens) * at_once)
+    # A warp alone issues in a part of its clocks, a larger one the more strips it can turn to while one waits.
+    alone = min(0.9, 0.2 + cfg.strips * (0.08 + 0.01 * tokens))
+    issuing = issued / min(4.0, alone * at_once)
     fma = {7: 512, 8: 1024, 9: 1024}.get(device.cc[0], 1024)  # of mma.sync, dense, a clock
     tensor = warps * stages * cfg.strips * steps * tokens * 2048 / fma
     # Bytes: what is in flight must cover latency (800 clocks) times bandwidth.
@@ -370,8 +390,11 @@ def _clocks(cfg: W4A16Config, prob: Problem, device: Target, sms: int, resident:
     in_flight = min(resident, blocks) * (cfg.stages - 1) * stage_bytes
     memory = stages * stage_bytes / min(rate, in_flight / 800)
     l2 = stages * (stage_bytes + cfg.block_m * cfg.block_k * 2) / _L2_BYTES_PER_CLOCK
-    latency = 800 * ceil_div(blocks, resident) + (1500 if parts > 1 else 0)
-    return max(issuing, tensor, memory, l2) + 0.3 * issuing + latency
+    # The CTA that arrives last reads every part of its tile, when most others are done.
+    tail = 1500 + parts * cfg.block_m * cfg.block_n * 4 / (2 * _L2_BYTES_PER_CLOCK) if parts > 1 else 0
+    latency = 800 * ceil_div(blocks, resident) + tail
+    # Not all of what is issued hides behind the longest.
+    return max(issuing, tensor, memory, l2) + 0.6 * issued / 4 + latency
 
 
 def _dram_bytes_per_clock(device: Target, sms: int) -> float:

@@ -22,6 +22,7 @@ from .config import (
     ceil_div,
     choice,
     cpp_bool,
+    epilogue_bytes,
     idle_split,
     needs_cc,
     shared_reason,
@@ -128,7 +129,8 @@ class W8A8Config(Config):
 
     def shared_bytes(self, prob: Problem) -> int:
         """Dynamic shared memory of a CTA: scales, and the pipeline's or, if larger, the epilogue's."""
-        epilogue = self.warps_k * self.block_m * (self.block_n + 4) * 4 + 16
+        fragments = self.strips * self.warp_tokens // 8
+        epilogue = epilogue_bytes(self.block_m, self.block_n, self.threads // 32, self.warps_k, fragments)
         places = ceil_div(max(self.block_n // 4 - 8, 0), 32) * 32 + 8
         front = 0 if prob.op == "w8a8-fp8-block" else ceil_div(8 * (self.block_m + 4 * places), 128) * 128
         codes = 0

@@ -13,9 +13,9 @@ from cupyq.kernels import Problem, W4A16Config, W8A8Config
 from .profile import Profile
 
 # Per stage and warp: barrier, wait, slots, pointers, loop, and predicates of the copies.
-_STAGE_OVERHEAD = 56
-# Per CTA and warp, once: addresses at the start, and the prologue's copies.
-_PROLOGUE = 220
+_STAGE_OVERHEAD = 36
+# Per CTA and warp, once for each part of a tile: addresses at the start, and those of its results.
+_PROLOGUE = 190
 
 
 def w4a16_profile(cfg: W4A16Config, prob: Problem, compiled: Any = None) -> Profile:
@@ -52,24 +52,23 @@ def w4a16_profile(cfg: W4A16Config, prob: Problem, compiled: Any = None) -> Prof
         "cp_async_16B": units + x_copies + -(-pieces // 32),
         "other": _STAGE_OVERHEAD,
     }
-    epilogue = epilogue_instructions(cfg, cfg.strips * tokens * 4)
     weights, stage_weights = _weight_bytes(cfg, prob)
     moved: dict[str, float] = {
         "in": cfg.stage_bytes(prob),
         "out": cfg.stage_bytes(prob) + (cfg.warps_n - 1) * cfg.block_m * cfg.block_k * 2,
     }
     # Several groups in a stage keep their scales and sums alive beside each other.
-    estimate = cfg.accumulators(prob) + 52 + 6 * tokens + 6 * max(0, spans - 1)
+    estimate = cfg.accumulators(prob) + 46 + 6 * tokens + 6 * max(0, spans - 1)
     registers = compiled.registers if compiled is not None else _capped(estimate, cfg)
     return _tiled(
         cfg,
         prob,
         stage,
-        epilogue,
         registers,
         weights,
         stage_weights,
         moved,
+        fragments=cfg.strips * tokens,
         x_bytes=2,
         step_k=16,
         mma="m16n8k16:float16",
@@ -102,7 +101,6 @@ def w8a8_profile(cfg: W8A8Config, prob: Problem, device: Any, compiled: Any = No
     # Barrier, wait, slots, loop, and addresses, the more the more is loaded; with blocks the scales' loads too.
     stage["other"] = 5 + 1.3 * (stage["ld_shared"] + stage["ldmatrix"] + stage["cp_async_16B"]) + blocks * (tokens + 8)
     clocks, instructions = cfg.prologue(prob)
-    epilogue = epilogue_instructions(cfg, sums) + instructions
     strips = -(-prob.n // 16)
     # With scales of blocks a warp reads a sector for each of its 128 k.
     of_scales = 32.0 * prob.groups * -(-strips // cfg.strips) if blocks else 4.0 * prob.n
@@ -114,13 +112,13 @@ def w8a8_profile(cfg: W8A8Config, prob: Problem, device: Any, compiled: Any = No
         "out": weight_share * (cfg.block_m // cfg.warp_tokens) + cfg.block_m * cfg.block_k * cfg.warps_n,
     }
     promotes = blocks or cfg.promote_k > 0
-    estimate = 52 + sums * 4 // 3 + (sums + 2 * tokens * blocks if promotes else 0) + widened * cfg.warp_k // 2
+    estimate = 62 + sums * 4 // 3 + (sums + 2 * tokens * blocks if promotes else 0) + widened * cfg.warp_k // 2
     registers = compiled.registers if compiled is not None else _capped(estimate, cfg)
     kind = "int8" if prob.op == "w8a8-int8" else "fp8"
     mma = "m16n8k16:float16" if widened else f"m16n8k32:{kind}"
     found = _tiled(
-        cfg, prob, stage, epilogue, registers, weights, float(weight_share), moved,
-        x_bytes=2 if cfg.fused else 1, step_k=32, mma=mma,
+        cfg, prob, stage, registers, weights, float(weight_share), moved,
+        fragments=cfg.strips * tokens, once=instructions, x_bytes=2 if cfg.fused else 1, step_k=32, mma=mma,
     )  # fmt: skip
     if not cfg.fused:
         return found
@@ -143,47 +141,55 @@ def _weight_bytes(cfg: W4A16Config, prob: Problem) -> tuple[float, float]:
     return float(whole), float(stage)
 
 
-def epilogue_instructions(cfg: Any, stores: int) -> float:
-    """Return a CTA's warp instructions outside the main loop: prologue; fragments put, gathered and stored."""
-    items = -(-cfg.block_m * cfg.block_n // 4 // cfg.threads)  # of a thread
-    of_item = 14 + 3 * cfg.warps_k + (8 + 3 * cfg.split_k if cfg.split_k > 1 else 0)
-    return cfg.threads // 32 * (_PROLOGUE + 2 * stores + items * of_item)
+def epilogue_instructions(cfg: Any, fragments: int, parts: float = 1) -> float:
+    """Return a CTA's warp instructions outside the main loop, for each part of a tile that it computes.
+
+    Addresses; a warp's `fragments` added to those of the others along k, halved again and again; those that are left to
+    it written, as results or, where a tile has several `parts`, for the CTA that arrives last, which reads them all.
+    """
+    own = fragments / min(fragments, cfg.warps_k)
+    finished = own * (4 + 10) / parts  # put in shared memory, read as rows, stored
+    divided = own * (1 + 5) + 60 if parts > 1 else 0
+    return cfg.threads // 32 * (_PROLOGUE + 6 * fragments * (1 - 1 / cfg.warps_k) + finished + divided)
 
 
 def _tiled(
     cfg: Any,
     prob: Problem,
     stage: dict[str, float],
-    epilogue: float,
     registers: int,
     weights: float,
     stage_weights: float,
     moved: dict[str, float],
     *,
+    fragments: int,
+    once: float = 0,
     x_bytes: int,
     step_k: int,
     mma: str,
 ) -> Profile:
-    """Sum up a launch from one warp's stage: what both families share."""
+    """Sum up a launch from one warp's stage: what both families share. `fragments` are
+    those of a warp's accumulators, `once` instructions that a CTA issues beside its parts of tiles.
+    """
     tiles, k_tiles = cfg.tiles(prob), cfg.k_tiles(prob)
     striped = getattr(cfg, "ctas", 0)  # CTAs walk equal shares of all tiles' stages, and may end inside a tile
     grid = striped or tiles * cfg.split_k
     serial = -(-tiles * k_tiles // grid) if striped else -(-k_tiles // cfg.split_k)
     parts = min(k_tiles, -(-k_tiles // serial) + 1) if striped and serial % k_tiles else cfg.split_k
-    epilogues = tiles + grid if striped else grid
+    segments = tiles + grid if striped else grid  # parts of tiles
     m_tiles = -(-prob.m // cfg.block_m)
     n_tiles = -(-prob.n // cfg.block_n)
     times = tiles * k_tiles * cfg.threads // 32
     counts = {name: count * times for name, count in stage.items()}
     mma_count = counts["mma"]
-    counts["other"] += epilogue * epilogues
+    counts["other"] += segments * epilogue_instructions(cfg, fragments, segments / tiles) + grid * once
     x_whole = x_bytes * prob.m * prob.k
     y_whole = 2 * prob.m * prob.n
     # Rows past M are filled with zeros, not read; each column of tiles reads x again, from L2.
     l2 = weights * m_tiles + x_whole * n_tiles + y_whole
     tile_bytes = 4.0 * min(cfg.block_m, prob.m) * cfg.block_n
     if parts > 1:
-        l2 += 2 * tile_bytes * epilogues
+        l2 += 2 * tile_bytes * segments
     return Profile(
         grid=grid,
         block=cfg.threads,
@@ -192,7 +198,7 @@ def _tiled(
         dram_bytes=weights + x_whole + y_whole,
         l2_bytes=l2,
         shared_traffic=tiles * k_tiles * (moved["in"] + moved["out"])
-        + 8.0 * epilogues * cfg.warps_k * cfg.block_m * cfg.block_n,
+        + 8.0 * (segments * (cfg.warps_k - 1) + tiles) * cfg.block_m * cfg.block_n,
         warp_instructions=counts,
         mma={mma: mma_count},
         stage_bytes=stage_weights,
