@@ -209,10 +209,11 @@ def imports_and_first_calls(folder: str) -> list[Result]:
         runs = in_processes(FIRST_CALL, folder, CUPYQ_DB=str(path), SIDE=str(side))
         first, next_band, cpu = (statistics.median(run[i] for run in runs) * 1e3 for i in (1, 2, 3))
         whence = f"{side}x{side}, " + ("no database" if path is none else "a database of 501 trials")
+        # Judged by the processor's time: it waits for nothing, and a busy machine multiplies what a clock shows.
         results += [
-            Result(f"first product after import, nothing compiled, {whence}: {runs[0][4]}", first, 50.0, "ms"),
-            Result("the same in the processor's time, which other processes do not lengthen", cpu, None, "ms"),
-            Result(f"first product of another band, {whence}", next_band, None, "ms"),
+            Result(f"first product after import, nothing compiled, {whence}: {runs[0][4]}", cpu, 50.0, "ms"),
+            Result("the same by the clock, with whatever else the machine does", first, None, "ms"),
+            Result(f"first product of another band, {whence}, by the clock", next_band, None, "ms"),
         ]
     return results
 
