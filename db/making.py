@@ -33,10 +33,10 @@ from cupyq.tuner.inputs import small_launch
 from cupyq.tuner.verify import Verifier
 from cupyq.tuner.workloads import MODELS, model_shapes
 
-TIE = 0.01
+TIE = 0.02
 """A kernel that gains less than this share on one that is there already is not worth another kernel."""
 
-LOOKS = 4
+LOOKS = 3
 """Configs of one problem that are compiled at most."""
 
 WIDE = (1, 16, 64, 256, 1024, 8192)
