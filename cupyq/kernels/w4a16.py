@@ -325,7 +325,7 @@ def default(prob: Problem, device: Target, sms: int) -> W4A16Config:
     block_m = next((size for size in BLOCK_M if size >= min(prob.m, 64)), 64)
     scale = "weights" if block_m >= 64 and prob.scale_dtype == prob.dtype and prob.group_size != -1 else "sums"
     best, best_clocks = None, (True, True, float("inf"))
-    for strips, (warps_n, warps_k), warp_k, stages in product((4, 2, 1), _DEFAULT_WARPS, (128, 64), (4, 3, 2)):
+    for strips, (warps_n, warps_k), warp_k, stages in product((4, 2, 1), _DEFAULT_WARPS, (128, 64), (4, 3, 2, 6)):
         shape = W4A16Config(block_m, strips, warps_n, warps_k, warp_k, stages, 1, scale)
         if any(True for _ in shape.reasons(prob, device)):
             continue
@@ -355,7 +355,10 @@ _DEFAULT_WARPS = ((1, 4), (2, 4), (2, 2), (4, 2), (4, 1), (8, 1), (1, 2), (2, 1)
 def _resident(cfg: W4A16Config, prob: Problem, device: Target) -> int:
     """Blocks that an SM holds at once, by shared memory and by registers as estimated."""
     shared = getattr(device, "shared_per_sm", device.shared_per_block) // (cfg.shared_bytes(prob) + 1024)
-    return max(1, min(shared, 65536 // (cfg.registers(prob) * cfg.threads)))
+    registers = cfg.registers(prob)
+    if device.cc >= (10, 0):  # what the compiler takes there
+        registers = min(255, registers * 4 // 3)
+    return max(1, min(shared, 65536 // (registers * cfg.threads)))
 
 
 def _clocks(cfg: W4A16Config, prob: Problem, device: Target, sms: int, resident: int) -> float:
