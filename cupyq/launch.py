@@ -1,4 +1,4 @@
-"""Launches on a GPU: kernels bound to one weight, M and device, and the scratch memory they share.
+"""Launches on a GPU: kernels bound to one weight, M and device.
 
 Everything that does not change from call to call is worked out once: the choice of kernel, its geometry, the order of
 its arguments. A launch then puts x and y in their places and goes to the current stream of x's device.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,11 +21,10 @@ from .arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Array, float8_decode
 from .kernels import DequantConfig, Problem, dequant
 from .kernels import quantize_activations as quantize_activations_kernel
 from .kernels.call import kernel_block_scales, padded_k, pointer, scale_shape
+from .scratch import scratch
 from .weights import BLOCK, QuantizedWeight
 
 _DTYPES = {"float16": FLOAT16, "bfloat16": BFLOAT16}
-_PER_THREAD_STREAM = 2  # cudaStreamPerThread: one handle, another stream in each thread
-_CACHED_VIEWS = 1024  # of scratch buffers: stream x name x shape
 _CACHED_LAUNCHERS = 512  # of one weight: M x dtype x device
 
 
@@ -41,109 +38,6 @@ def on_device(ordinal: int) -> Iterator[Any]:
     else:
         with cupy.cuda.Device(ordinal):
             yield cupy
-
-
-# --- scratch memory ---------------------------------------------------------------------------------------------------
-
-
-class Scratch:
-    """Device memory that launches of one stream use one after the other: split-K partial sums, activation codes.
-
-    A stream runs its kernels in order, so one buffer of each name serves them all; two streams never share. Buffers
-    grow and stay. While a stream is being captured every launch gets memory of its own, which is kept for good: the
-    graph may be replayed at any time, on any stream, beside others.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[Any, ...], Array] = {}
-        self._views: dict[tuple[Any, ...], Array] = {}
-        self._workspaces: dict[tuple[int, ...], tuple[Array, Array]] = {}
-        self._captured: list[Any] = []
-        self._lock = threading.Lock()
-
-    def get(self, name: str, shape: tuple[int, ...], dtype: Any, zero: bool = False) -> Array:
-        """Return a buffer of this shape for the current device and stream.
-
-        Parameters
-        ----------
-        name : str
-            What it is for; buffers of different names do not overlap.
-        shape, dtype
-            Of the array returned. A larger buffer of the same name and dtype serves smaller shapes.
-        zero : bool
-            Zeros when it is made; launches leave it as zeros.
-        """
-        place = self.place()
-        if place is None:
-            return self._kept(shape, dtype, zero)
-        key = (place, name, shape, dtype)
-        view = self._views.get(key)
-        if view is None:
-            size = math.prod(shape)
-            view = self._buffer((*place, name, np.dtype(dtype)), size, dtype, zero)[:size].reshape(shape)
-            with self._lock:
-                if len(self._views) >= _CACHED_VIEWS:
-                    self._views.clear()
-                self._views[key] = view
-        return view
-
-    def workspace(self, partial_words: int, tiles: int) -> tuple[Array, Array]:
-        """Return (partials, arrivals) of a launch that shares tiles among CTAs: uint32, of at least these sizes."""
-        place = self.place()
-        if place is None:
-            return self._kept((partial_words,), np.uint32), self._kept((tiles,), np.uint32, zero=True)
-        pair = self._workspaces.get(place)
-        if pair is not None and pair[0].size >= partial_words and pair[1].size >= tiles:
-            return pair
-        had = (0, 0) if pair is None else (pair[0].size, pair[1].size)
-        import cupy
-
-        pair = cupy.empty((max(partial_words, had[0]),), np.uint32), cupy.zeros((max(tiles, had[1]),), np.uint32)
-        with self._lock:
-            self._workspaces[place] = pair
-        return pair
-
-    def place(self) -> tuple[int, ...] | None:
-        """Return what tells the current device and stream from any other, or None while the stream is captured."""
-        cuda = sys.modules["cupy"].cuda  # an import statement would cost as much as all the rest
-        stream = cuda.get_current_stream()
-        handle = stream.ptr  # 0 and 1: the default stream, which cannot be captured, nor be asked during captures
-        if handle > 1 and stream.is_capturing():
-            return None
-        device = cuda.runtime.getDevice()
-        return (device, handle, threading.get_ident()) if handle == _PER_THREAD_STREAM else (device, handle)
-
-    def _buffer(self, key: tuple[Any, ...], size: int, dtype: Any, zero: bool = False) -> Array:
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.size < size:
-            import cupy
-
-            with self._lock:
-                self._buffers[key] = buffer = (cupy.zeros if zero else cupy.empty)((size,), dtype)
-                self._views.clear()  # some are of the smaller buffer, which would stay alive beside this one
-        return buffer
-
-    def _kept(self, shape: tuple[int, ...], dtype: Any, zero: bool = False) -> Array:
-        import cupy
-
-        fresh = (cupy.zeros if zero else cupy.empty)(shape, dtype)
-        self._captured.append(fresh)
-        return fresh
-
-    def keep(self, *arrays: Any) -> None:
-        """Keep temporary arrays for good if the current stream is being captured: the graph holds their addresses."""
-        if self.place() is None:
-            self._captured.extend(arrays)
-
-    def clear(self) -> None:
-        """Give up every buffer, those of captured graphs excepted."""
-        with self._lock:
-            self._buffers.clear()
-            self._views.clear()
-            self._workspaces.clear()
-
-
-scratch = Scratch()
 
 
 # --- one kernel, bound ------------------------------------------------------------------------------------------------

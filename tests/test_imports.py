@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = (
     ("cupyq.errors",),
     ("cupyq.arrays", "cupyq.bands"),
+    ("cupyq.scratch",),
     ("cupyq.devices",),
     ("cupyq.roofline",),
     ("cupyq.layout", "cupyq.activations"),
