@@ -146,7 +146,7 @@ class W4A16Config(Config):
         """Registers in which the next stage waits on GPUs without cp.async."""
         weights = self.strips * self.warp_k * prob.bits // 64
         activations = ceil_div(self.block_m * self.block_k // 8, self.threads) * 4
-        return weights + activations + (48 if self.spans(prob) > 1 else 4)
+        return weights + activations + (64 if self.spans(prob) > 1 else 4)
 
     def tiles(self, prob: Problem) -> int:
         """Output tiles."""
