@@ -49,7 +49,9 @@ struct Codes<Bfloat16, 4> {
     __device__ __forceinline__ static Zero symmetric() { return {0xc308c308u, 0xc308c308u}; }
 
     __device__ __forceinline__ static Zero zero(u32 pair) {
-        return {permute_bytes(pair, 0xc3u, 0x4040), permute_bytes(pair, 0xc3u, 0x4141)};
+        Zero zero;
+        spread_halves(permute_bytes(pair, 0xc3u, 0x4140), zero.low, zero.high);
+        return zero;
     }
 
     // Only the low nibble fits bfloat16's mantissa, so each quarter is shifted down first.

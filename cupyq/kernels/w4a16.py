@@ -146,7 +146,7 @@ class W4A16Config(Config):
         """Registers in which the next stage waits on GPUs without cp.async."""
         weights = self.strips * self.warp_k * prob.bits // 64
         activations = ceil_div(self.block_m * self.block_k // 8, self.threads) * 4
-        return weights + activations + (48 if self.spans(prob) > 1 else 4)
+        return weights + activations + (64 if self.spans(prob) > 1 else 4)
 
     def tiles(self, prob: Problem) -> int:
         """Output tiles."""
@@ -184,6 +184,8 @@ class W4A16Config(Config):
         if self.scale == "weights" and prob.scale_dtype != prob.dtype:
             yield f"scale='weights' multiplies in {prob.dtype}, but the scales are {prob.scale_dtype}"
         registers = self.registers(prob) + (0 if device.cc >= (8, 0) else self.staging_registers(prob))
+        if device.cc >= (10, 0) and self.warp_k > 64:
+            registers += 8  # for these the compiler hoists more
         limit = min(_REGISTER_BUDGET, 65536 // self.threads)
         if registers > limit:
             yield f"needs about {registers} registers a thread; {limit} are sure not to spill"
@@ -318,12 +320,12 @@ def default(prob: Problem, device: Target, sms: int) -> W4A16Config:
     """Return the config used when nothing is tuned.
 
     A tile no higher than M needs (64 at most); of a few dozen shapes of block, each with split-K and with stripes, the
-    one that `_clocks` takes to be the fastest among those that give every SM much the same work.
+    one that `_clocks` takes to be the fastest among those that give every SM much the same work and keep DRAM busy.
     """
     block_m = next((size for size in BLOCK_M if size >= min(prob.m, 64)), 64)
     scale = "weights" if block_m >= 64 and prob.scale_dtype == prob.dtype and prob.group_size != -1 else "sums"
-    best, best_clocks = None, (True, float("inf"))
-    for strips, (warps_n, warps_k), warp_k, stages in product((4, 2, 1), _DEFAULT_WARPS, (128, 64), (4, 3, 2)):
+    best, best_clocks = None, (True, True, float("inf"))
+    for strips, (warps_n, warps_k), warp_k, stages in product((4, 2, 1), _DEFAULT_WARPS, (128, 64), (4, 3, 2, 6)):
         shape = W4A16Config(block_m, strips, warps_n, warps_k, warp_k, stages, 1, scale)
         if any(True for _ in shape.reasons(prob, device)):
             continue
@@ -332,7 +334,8 @@ def default(prob: Problem, device: Target, sms: int) -> W4A16Config:
         grids += [replace(shape, ctas=sms * some) for some in range(1, min(resident, 3) + 1)]
         for cfg in grids:
             uneven = wave_efficiency(cfg, prob, sms) < _EVEN
-            clocks = uneven, _clocks(cfg, prob, device, sms, resident)
+            starved = _bytes_in_flight(cfg, prob, sms, resident) < _latency(device) * _dram_bytes_per_clock(device, sms)
+            clocks = uneven, starved, _clocks(cfg, prob, device, sms, resident)
             if clocks < best_clocks and not any(True for _ in cfg._grid_reasons(prob)):
                 best, best_clocks = cfg, clocks
     if best is None:  # smallest tiles of all; legal wherever the family is
@@ -352,7 +355,10 @@ _DEFAULT_WARPS = ((1, 4), (2, 4), (2, 2), (4, 2), (4, 1), (8, 1), (1, 2), (2, 1)
 def _resident(cfg: W4A16Config, prob: Problem, device: Target) -> int:
     """Blocks that an SM holds at once, by shared memory and by registers as estimated."""
     shared = getattr(device, "shared_per_sm", device.shared_per_block) // (cfg.shared_bytes(prob) + 1024)
-    return max(1, min(shared, 65536 // (cfg.registers(prob) * cfg.threads)))
+    registers = cfg.registers(prob)
+    if device.cc >= (10, 0):  # what the compiler takes there
+        registers = min(255, registers * 4 // 3)
+    return max(1, min(shared, 65536 // (registers * cfg.threads)))
 
 
 def _clocks(cfg: W4A16Config, prob: Problem, device: Target, sms: int, resident: int) -> float:
@@ -384,17 +390,28 @@ def _clocks(cfg: W4A16Config, prob: Problem, device: Target, sms: int, resident:
     issuing = issued / min(4.0, alone * at_once)
     fma = {7: 512, 8: 1024, 9: 1024}.get(device.cc[0], 1024)  # of mma.sync, dense, a clock
     tensor = warps * stages * cfg.strips * steps * tokens * 2048 / fma
-    # Bytes: what is in flight must cover latency (800 clocks) times bandwidth.
+    # Bytes: what is in flight must cover latency times bandwidth.
     stage_bytes = cfg.block_n * cfg.block_k * prob.bits / 8
     rate = _dram_bytes_per_clock(device, sms)
-    in_flight = min(resident, blocks) * (cfg.stages - 1) * stage_bytes
-    memory = stages * stage_bytes / min(rate, in_flight / 800)
+    in_flight = _bytes_in_flight(cfg, prob, sms, resident)
+    memory = stages * stage_bytes / min(rate, in_flight / _latency(device))
     l2 = stages * (stage_bytes + cfg.block_m * cfg.block_k * 2) / _L2_BYTES_PER_CLOCK
     # The CTA that arrives last reads every part of its tile, when most others are done.
     tail = 1500 + parts * cfg.block_m * cfg.block_n * 4 / (2 * _L2_BYTES_PER_CLOCK) if parts > 1 else 0
-    latency = 800 * ceil_div(blocks, resident) + tail
+    latency = _latency(device) * ceil_div(blocks, resident) + tail
     # Not all of what is issued hides behind the longest.
     return max(issuing, tensor, memory, l2) + 0.6 * issued / 4 + latency
+
+
+def _bytes_in_flight(cfg: W4A16Config, prob: Problem, sms: int, resident: int) -> float:
+    """Bytes of weights that the CTAs of an SM have under way."""
+    blocks = min(resident, ceil_div(cfg.ctas or cfg.tiles(prob) * cfg.split_k, sms))
+    return blocks * (cfg.stages - 1) * cfg.block_n * cfg.block_k * prob.bits / 8
+
+
+def _latency(device: Target) -> float:
+    """Clocks from asking DRAM to having: 0.7 us."""
+    return 700 * getattr(device, "clock_ghz", 1.4)
 
 
 def _dram_bytes_per_clock(device: Target, sms: int) -> float:
