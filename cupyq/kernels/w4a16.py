@@ -185,7 +185,7 @@ class W4A16Config(Config):
             yield f"scale='weights' multiplies in {prob.dtype}, but the scales are {prob.scale_dtype}"
         registers = self.registers(prob) + (0 if device.cc >= (8, 0) else self.staging_registers(prob))
         if device.cc >= (10, 0) and self.warp_k > 64:
-            registers += 8  # for these the compiler hoists more
+            registers += 16 if self.block_m >= 64 else 8  # for these the compiler hoists more
         limit = min(_REGISTER_BUDGET, 65536 // self.threads)
         if registers > limit:
             yield f"needs about {registers} registers a thread; {limit} are sure not to spill"
