@@ -117,11 +117,16 @@ def _compile(config: Config, problem: Problem, device: DeviceSpec) -> Compiled |
 
 
 class Use(NamedTuple):
-    """A kernel as a preset uses it: to be verified, once for all devices whose PTX and reduced launch are the same."""
+    """A kernel as a preset uses it, to be verified once for all devices with the same PTX, and each way to share K."""
 
     device: str
     config: Config
     problem: Problem
+
+
+def _use_key(config: Any, made: Compiled) -> tuple[str, bool, bool]:
+    """Return what makes two uses one to the verifier: the instructions, and how CTAs share K, by splits or stripes."""
+    return made.ptx_hash, getattr(config, "split_k", 1) > 1, getattr(config, "ctas", 0) > 0
 
 
 def verify(use: Use) -> str | None:
@@ -197,7 +202,7 @@ class Maker:
     def _entry(self, config: Config, time_us: float, problem: Problem) -> tuple[dict[str, Any], str, float]:
         made = self.made.get(config, problem, self.device)
         assert made is not None  # or it would not have been chosen
-        self.uses.setdefault((made.ptx_hash, *small_launch(config, problem)), Use(self.device.name, config, problem))
+        self.uses.setdefault(_use_key(config, made), Use(self.device.name, config, problem))
         return kernels.to_dict(config), made.source_hash, rounded(time_us)
 
     def best(self, problem: Problem) -> tuple[Config, float] | None:
@@ -241,7 +246,17 @@ class Maker:
             times[config] = self._full(config, problem)
             if best is None or times[config] < times[best] * (1 - TIE):
                 best = config
+        while best is not None and not self._verifiable(best, problem):
+            del times[best]
+            best = min(times, key=lambda config: times[config], default=None)
         return None if best is None else (best, times[best])
+
+    def _verifiable(self, config: Config, problem: Problem) -> bool:
+        """Return whether a kernel will be verified already, or can be: the verifier's smaller launch may be illegal."""
+        made = self.made.get(config, problem, self.device)
+        if made is None:
+            return False
+        return _use_key(config, made) in self.uses or kernels.check(*small_launch(config, problem), self.device) is None
 
     def _full(self, config: Config, problem: Problem) -> float:
         return full_model(config, problem, self.device, self.made)

@@ -1,5 +1,6 @@
 """Making presets: the search comes near a sweep, kernels are true, verified and shared, and stale files are told."""
 
+import dataclasses
 import json
 import math
 import re
@@ -153,6 +154,19 @@ def test_a_kernel_that_is_wrong_keeps_every_file_from_being_written(tmp_path, mo
     with pytest.raises(VerificationError, match=r"kernels are wrong, so nothing is written: W8A8Config.*: wrong"):
         making.make(["a100-sxm"], tmp_path, SHAPES)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_config_whose_smaller_launch_is_illegal_gives_way_to_one_that_can_be_verified():
+    config = kernels.W4A16Config(
+        block_m=16, strips=1, warps_n=2, warps_k=4, warp_k=128, stages=4, split_k=1, scale="sums", ctas=128
+    )
+    problem, device, made = Problem("w4a16", 512, 384, 384), devices.get("rtx-4090"), making.Kernels()
+    assert kernels.check(config, problem, device) is None
+    assert kernels.check(*making.small_launch(config, problem), device) is not None
+    other = dataclasses.replace(config, ctas=0)
+    maker = making.Maker(device, made)
+    assert maker._choose([config, other], problem)[0] == other
+    assert maker._choose([config], problem) is None
 
 
 def test_an_unknown_device_is_named(tmp_path):
