@@ -233,22 +233,24 @@ class Maker:
 
     def _choose(self, ranked: Sequence[Config], problem: Problem) -> tuple[Config, float] | None:
         """Return the fastest by the full model: of the kernels that are there already, then of the front runners."""
-        there = [config for config in ranked if self.made.known(config, problem)]
-        times = {config: self._full(config, problem) for config in there}
-        best = min(times, key=lambda config: times[config], default=None)
-        for config in ranked[:LOOKS]:
+        times = {config: self._full(config, problem) for config in ranked if self.made.known(config, problem)}
+        by_time = sorted(times, key=lambda config: times[config])
+        usable = (config for config in by_time if times[config] < math.inf and self._verifiable(config, problem))
+        best = next(usable, None)
+        looks = 0
+        for config in ranked:
             if config in times:
                 continue
-            if best is not None and predictor.predict(config, problem, self.device).time_us > times[best] * (1 - TIE):
-                break  # ranked by the closed form: those behind promise still less
-            if self.made.get(config, problem, self.device) is None:
+            if best is not None:
+                promised = predictor.predict(config, problem, self.device).time_us
+                if looks == LOOKS or promised > times[best] * (1 - TIE):
+                    break  # ranked by the closed form: those behind promise still less
+            looks += 1
+            if not self._verifiable(config, problem):
                 continue
             times[config] = self._full(config, problem)
-            if best is None or times[config] < times[best] * (1 - TIE):
+            if times[config] < (math.inf if best is None else times[best] * (1 - TIE)):
                 best = config
-        while best is not None and not self._verifiable(best, problem):
-            del times[best]
-            best = min(times, key=lambda config: times[config], default=None)
         return None if best is None else (best, times[best])
 
     def _verifiable(self, config: Config, problem: Problem) -> bool:
