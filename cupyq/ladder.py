@@ -182,14 +182,19 @@ def _nearest(problem: Problem, device: DeviceSpec, trouble: str | None) -> tuple
 
 
 def shortlist(problem: Problem, device: DeviceSpec) -> list[tuple[str, kernels.Config]]:
-    """Return the (path, config) pairs that the predictor is asked about when nothing is tuned: legal ones only."""
-    pairs: list[tuple[str, kernels.Config]] = [("fused", kernels.default(problem, device))]
+    """Return the (path, config) pairs that the predictor is asked about when nothing is tuned: legal ones only.
+
+    The first is what the predictor itself finds fastest of the fused kernel's configs.
+    """
+    from . import predictor
+
+    found = predictor.fastest(problem, device)
+    best = kernels.default(problem, device) if found is None else found.config
+    pairs: list[tuple[str, kernels.Config]] = [("fused", best)]
     if problem.weight_only:
         pairs.append(("dequant", dequant.default(problem)))
     elif problem.m <= FUSED_M:  # activations quantized in the kernel, or in a launch before it
-        for fused in (False, True):
-            pair = ("fused", kernels.default(problem, device, fused=fused))
-            pairs += [pair] if pair not in pairs else []
+        pairs.append(("fused", kernels.default(problem, device, fused=not getattr(best, "fused", False))))
     return [(path, config) for path, config in pairs if kernels.check(config, problem, device) is None]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
 
@@ -324,20 +324,23 @@ def default(prob: Problem, device: Target, sms: int) -> W4A16Config:
     """
     block_m = next((size for size in BLOCK_M if size >= min(prob.m, 64)), 64)
     scale = "weights" if block_m >= 64 and prob.scale_dtype == prob.dtype and prob.group_size != -1 else "sums"
-    best, best_clocks = None, (True, True, float("inf"))
+    needed = _latency(device) * _dram_bytes_per_clock(device, sms)
+    best, best_rank = None, (True, True, float("inf"))
     for strips, (warps_n, warps_k), warp_k, stages in product((4, 2, 1), _DEFAULT_WARPS, (128, 64), (4, 3, 2, 6)):
         shape = W4A16Config(block_m, strips, warps_n, warps_k, warp_k, stages, 1, scale)
         if any(True for _ in shape.reasons(prob, device)):
             continue
         resident = _resident(shape, prob, device)
-        grids = [replace(shape, split_k=split) for split in SPLIT_K]
-        grids += [replace(shape, ctas=sms * some) for some in range(1, min(resident, 3) + 1)]
-        for cfg in grids:
+        grids = [(split, 0) for split in SPLIT_K] + [(1, sms * some) for some in range(1, min(resident, 3) + 1)]
+        for split_k, ctas in grids:
+            cfg = W4A16Config(block_m, strips, warps_n, warps_k, warp_k, stages, split_k, scale, ctas)
             uneven = wave_efficiency(cfg, prob, sms) < _EVEN
-            starved = _bytes_in_flight(cfg, prob, sms, resident) < _latency(device) * _dram_bytes_per_clock(device, sms)
-            clocks = uneven, starved, _clocks(cfg, prob, device, sms, resident)
-            if clocks < best_clocks and not any(True for _ in cfg._grid_reasons(prob)):
-                best, best_clocks = cfg, clocks
+            starved = _bytes_in_flight(cfg, prob, sms, resident) < needed
+            if (uneven, starved) > best_rank[:2]:
+                continue
+            rank = uneven, starved, _clocks(cfg, prob, device, sms, resident)
+            if rank < best_rank and not any(True for _ in cfg._grid_reasons(prob)):
+                best, best_rank = cfg, rank
     if best is None:  # smallest tiles of all; legal wherever the family is
         return W4A16Config(8, 1, 2, 1, max(64, UNIT_K[prob.bits]), 2, 1, "sums")
     return best
