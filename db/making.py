@@ -33,10 +33,10 @@ from cupyq.tuner.inputs import small_launch
 from cupyq.tuner.verify import Verifier
 from cupyq.tuner.workloads import MODELS, model_shapes
 
-TIE = 0.02
+TIE = 0.04
 """A kernel that gains less than this share on one that is there already is not worth another kernel."""
 
-LOOKS = 3
+LOOKS = 2
 """Configs of one problem that are compiled at most."""
 
 WIDE = (1, 16, 64, 256, 1024, 8192)
@@ -45,8 +45,8 @@ WIDE = (1, 16, 64, 256, 1024, 8192)
 WIDE_SHAPES, WIDE_EVERY = 8, 4
 """The search is wide for so many first shapes, and for one in so many after: by then good starts are known."""
 
-SAMPLED = 640
-"""Shapes whose K + N is a multiple of it are compared with the default, which takes kernels that nothing else needs."""
+SAMPLED, SAMPLED_BANDS = 1280, (16, 256)
+"""Shapes whose K + N is a multiple of the first are compared with the default: that takes kernels nobody else needs."""
 
 # (op, group size, symmetric): what checkpoints of these models hold: GPTQ, AWQ, and both kinds of W8A8.
 VARIANTS = (("w4a16", 128, True), ("w4a16", 128, False), ("w8a8-int8", -1, True), ("w8a8-fp8", -1, True))
@@ -221,7 +221,8 @@ class Maker:
         chosen = self._choose(ranked, problem)
         if chosen is not None:
             winners[chosen[0]] = None
-            if default is not None and (problem.n + problem.k) % SAMPLED == 0:
+            sampled = problem.m in SAMPLED_BANDS and (problem.n + problem.k) % SAMPLED == 0
+            if default is not None and sampled:
                 self._compare(default, chosen[1], problem)
         return chosen
 
