@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import Any
 
 from cupyq import kernels
@@ -67,30 +68,32 @@ def fastest(
         None where no kernel runs. How far it is from the fastest of all legal configs: docs/prediction.md.
     """
     times: dict[Config, float] = {}
+    waiting: list[tuple[float, int, Config]] = []
 
-    def ask(cfg: Config) -> float:
-        if cfg not in times:
-            try:
-                times[cfg] = predict(cfg, problem, device, constants=constants).time_us
-            except (IllegalConfig, ArgumentError):
-                times[cfg] = float("inf")
-        return times[cfg]
+    def ask(configs: Iterable[Config]) -> None:
+        for cfg in configs:
+            if cfg not in times:
+                try:
+                    times[cfg] = predict(cfg, problem, device, constants=constants).time_us
+                except (IllegalConfig, ArgumentError):
+                    times[cfg] = float("inf")
+                    continue
+                heappush(waiting, (times[cfg], len(times), cfg))
 
     # Best first: expand the fastest that was not expanded yet. A single descent gets caught where one field alone
     # cannot improve, for waves of CTAs make the time jump.
-    seen = {kernels.default(problem, device): None}
-    seen |= dict.fromkeys(_spread(next(iter(seen)), problem, device))
+    default = kernels.default(problem, device)
+    ask([default, *_spread(default, problem, device)])
     expanded: set[Config] = set()
-    for _ in range(steps):
-        best = min((cfg for cfg in seen if _alike(cfg) not in expanded), key=ask, default=None)
-        if best is None or ask(best) == float("inf"):
-            break
-        expanded.add(_alike(best))
-        seen |= dict.fromkeys(_neighbours(best, problem, device))
-    best = min(seen, key=ask)
-    if ask(best) == float("inf"):
+    while waiting and len(expanded) < steps:
+        best = heappop(waiting)[2]
+        if _alike(best) not in expanded:
+            expanded.add(_alike(best))
+            ask(_neighbours(best, problem, device))
+    best = min(times, key=times.__getitem__)
+    if times[best] == float("inf"):
         return None
-    return Fastest(best, ask(best), sum(time != float("inf") for time in times.values()))
+    return Fastest(best, times[best], sum(time != float("inf") for time in times.values()))
 
 
 def _alike(cfg: Any) -> Config:
