@@ -96,8 +96,8 @@ class Choice:
 
 
 SEARCH_STEPS = 8
-"""Configs that the predictor's search expands where nothing is tuned. Twice as many (`predictor.search.STEPS`) gain 0.04 %
-in the geometric mean of its own times, and a first product would wait 7 ms longer for them."""
+"""Configs that the predictor's search expands where nothing is tuned. Twice as many gain 0.04 % in the geometric mean,
+by the predictor itself, and a first product would wait 7 ms longer for them."""
 
 _HELPERS = ("quantize_activations", "pack")
 

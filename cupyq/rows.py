@@ -43,24 +43,31 @@ def open_store() -> Any:
     A file that appears later is seen by the next problem that is looked up.
     """
     global _store
-    from cupyq.db import place, reader
-    from cupyq.db.environment import Environment
+    from cupyq.db import place, presets
 
     path = place.default_path()
     with _lock:
         if _store is not None and _store[0] == path and (_store[1] or not path.exists()):
             return _store[2]
         there = path.exists()
-        store = reader.open_or_none(path) or reader.Reader(None, Environment.here())
+        store = (_read(path) if there else None) or presets.Alone()
         _store = (path, there, store)
         return store
+
+
+def _read(path: Path) -> Any:
+    from cupyq.db import reader  # only where there is a file: this takes as long as all the rest of looking up
+
+    return reader.open_or_none(path)
 
 
 def find(problem: Problem, device: DeviceSpec) -> tuple[Any, str | None]:
     """Return (the row for exactly this problem or None, why there can be no other or None)."""
     try:
         store = open_store()
-        missing = "there is no database" if store.path is None else None
+        missing = None
+        if store.path is None:  # presets alone
+            missing = "the database cannot be used" if _store is not None and _store[1] else "there is no database"
         return store.lookup(device, problem, paths=_paths(problem)), missing
     except FAULTS as error:
         return None, _fault(error)

@@ -12,15 +12,18 @@ A file is read when its device is first asked about, and of its lines only the o
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cupyq import bands, devices
-from cupyq.db.found import Found
 from cupyq.errors import DatabaseError
+
+if TYPE_CHECKING:
+    from cupyq.db.found import Found
 
 FORMAT = 1
 KEY = ("op", "n", "k", "group_size", "symmetric", "dtype", "scale_dtype")
@@ -70,6 +73,63 @@ def read(name: str) -> Preset | None:
         return _read(file_of(name), name)
     except FileNotFoundError:
         return None
+
+
+def lookup(
+    device: Any, problem: Any, band: int, paths: Sequence[str], generates: Callable[[str, Any, Any], bool]
+) -> Found | None:
+    """Return the preset for exactly this device, problem and band, None where there is none.
+
+    Parameters
+    ----------
+    device : DeviceSpec
+        A card of this machine is found in the catalogue.
+    problem : kernels.Problem
+        Its M does not matter.
+    band : int
+        End of the band.
+    paths : sequence of str
+        Which paths may answer.
+    generates : callable
+        (source hash, config, problem) -> whether the library here generates that source; if not, the row is stale.
+    """
+    shipped = read(name_of(device))
+    row = None if shipped is None else shipped.row(problem, band, paths)
+    if row is None:
+        return None
+    if generates(row.source_hash, row.found.config, row.problem):
+        return row.found
+    return dataclasses.replace(row.found, stale_because="kernel source")
+
+
+class Alone:
+    """The presets, asked like a database where there is none: what `Reader` knows, without SQLite."""
+
+    path = None
+
+    def lookup(
+        self, device: Any, problem: Any, band: int | None = None, *, paths: Sequence[str] = ("fused", "dequant")
+    ) -> Found | None:
+        """Return the preset for exactly this device, problem and band, or None."""
+        return lookup(device, problem, band or bands.of(problem.m), paths, self._generates)
+
+    def nearest(self, *_: Any, **__: Any) -> list[Found]:
+        """Return nothing: a prediction for another shape is worth no more than one for this shape."""
+        return []
+
+    def paths(self, device: Any, problem: Any, band: int | None = None) -> dict[str, Found]:
+        """Return the preset of each path that has one."""
+        found = {path: self.lookup(device, problem, band, paths=(path,)) for path in ("fused", "dequant")}
+        return {path: row for path, row in found.items() if row is not None}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _generates(self, source_hash: str, config: Any, problem: Any) -> bool:
+        from cupyq.db.environment import Environment
+
+        generate = Environment.here().source_hash
+        return generate is not None and generate(config, problem) == source_hash
 
 
 @functools.lru_cache(maxsize=64)
@@ -132,6 +192,8 @@ class Preset:
             raise DatabaseError(f"preset {self.name}, line {count}, is no row of a preset: {error!r}") from error
 
     def _row(self, fields: dict[str, Any], band: int, kernel: int, time_us: float) -> Row:
+        from cupyq.db.found import Found
+
         number, source_hash = self.kernels[kernel]
         config = dict(self.configs[number])
         if not time_us > 0:

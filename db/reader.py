@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
 import warnings
@@ -48,15 +47,15 @@ class Reader:
 
     Parameters
     ----------
-    path : Path, str or None
-        The file, or ":memory:"; None where there is none: then presets alone answer.
+    path : Path or str
+        The file, or ":memory:".
     environment : Environment
         What staleness is judged by.
     presets : bool
         Let the presets that cupyq ships answer where the file has nothing as good.
     """
 
-    def __init__(self, path: Path | str | None, environment: Environment, presets: bool = True) -> None:
+    def __init__(self, path: Path | str, environment: Environment, presets: bool = True) -> None:
         self.path = path
         self.environment = environment
         self._abandoned: list[Any] = []
@@ -70,9 +69,7 @@ class Reader:
         self._db: Any = self._connect()
 
     def _connect(self) -> Any:
-        """Return the connection, None where there is no file."""
-        if self.path is None:
-            return None
+        """Return the connection."""
         path = Path(self.path).expanduser().absolute()
         with place.translated(path):
             connection = place.read_only(path)
@@ -89,8 +86,7 @@ class Reader:
 
     def close(self) -> None:
         """Close the file; SQLite folds the write-ahead log into it when nobody else has it open."""
-        if self._db is not None:
-            self._db.close()
+        self._db.close()
 
     def __enter__(self) -> Any:
         return self
@@ -132,20 +128,12 @@ class Reader:
         """
         asked = lookup.Question(device, problem, band, paths := tuple(paths))
         with self.reading() as db:
-            found = None if db is None else lookup.exact(db, asked, self._judge)
+            found = lookup.exact(db, asked, self._judge)
         if self._presets and (found is None or (found.source == "predicted" and found.stale)):
-            preset = self._from_preset(device, problem, asked.place[2], paths)
+            preset = presets.lookup(device, problem, asked.place[2], paths, self._generates)
             if preset is not None and (found is None or not preset.stale):
                 return preset
         return found
-
-    def _from_preset(self, device: Any, problem: Any, band: int, paths: tuple[str, ...]) -> Found | None:
-        shipped = presets.read(presets.name_of(device))
-        row = None if shipped is None else shipped.row(problem, band, paths)
-        if row is None:
-            return None
-        stale = not self._generates(row.source_hash, row.found.config, row.problem)
-        return dataclasses.replace(row.found, stale_because="kernel source") if stale else row.found
 
     def nearest(
         self, device: Any, problem: Any, band: int | None = None, *, paths: Iterable[str] = ("fused", "dequant"),
@@ -158,7 +146,7 @@ class Reader:
         """
         asked = lookup.Question(device, problem, band, paths)
         with self.reading() as db:
-            return [] if db is None else lookup.nearest(db, asked, limit, self._judge)
+            return lookup.nearest(db, asked, limit, self._judge)
 
     def paths(self, device: Any, problem: Any, band: int | None = None) -> dict[str, Found]:
         """Return the best row of each path that has one: what fused, dequant and fp16 cost here, side by side."""

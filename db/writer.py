@@ -37,8 +37,6 @@ class Writer(Reader):
         See `Reader`.
     """
 
-    path: Path | str
-
     def __init__(self, path: Path | str, readonly: bool, environment: Environment, presets: bool = True) -> None:
         self.readonly = readonly
         self._declared = False
