@@ -82,6 +82,28 @@ def test_ragged_k(k):
     product(5, 24, k, 16, False, cfg=SMALL)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("m", "scale", "split_k"), [(8, "sums", 1), (16, "sums", 4), (64, "weights", 1)])
+def test_as_exact_as_a_16_bit_gemm(m, scale, split_k, symmetric, dtype):
+    """At most twice the error of a product of the dequantized weights in 16 bits, accumulated in fp32."""
+    n, k = 64, 2048
+    cfg = W4A16Config(m, 2, 2, 2, 64, 3, split_k, scale)
+    qw = cupyq.quantize(weights(k, n), "w4a16", group_size=128, symmetric=symmetric, scale_dtype=dtype)
+    x = activations(m, k, dtype)
+    run = launch(cfg, Problem("w4a16", m, n, k, 128, symmetric, dtype, dtype), x, qw, checks=())
+    rounded = cupyq.dequantize(qw, dtype).astype(np.float64)
+    codes, scales, zeros = cupyq.unpack(qw)
+    exact = (
+        codes - np.repeat(np.full_like(scales, 8) if zeros is None else zeros, 128, 0).astype(np.float64)
+    ) * np.repeat(scales.astype(np.float64), 128, 0)
+    mine = run.out.astype(np.float64) - x.astype(np.float64) @ (rounded if scale == "weights" else exact)
+    gemm = (x.astype(np.float32) @ rounded.astype(np.float32)).astype(DTYPES[dtype]).astype(np.float64)
+    theirs = gemm - x.astype(np.float64) @ rounded
+    assert np.abs(mine).max() <= 2 * np.abs(theirs).max()
+    assert np.sqrt(np.mean(mine**2)) <= 2 * np.sqrt(np.mean(theirs**2))
+
+
 @pytest.mark.slow
 def test_long_ragged_k():
     product(3, 24, 10944, 128, cfg=SMALL)
