@@ -59,6 +59,8 @@ def w4a16_profile(cfg: W4A16Config, prob: Problem, compiled: Any = None) -> Prof
     }
     # Several groups in a stage keep their scales and sums alive beside each other.
     estimate = cfg.accumulators(prob) + 46 + 6 * tokens + 6 * max(0, spans - 1)
+    if tokens == 1:  # where sums are few, addresses decide
+        estimate = max(estimate, 100 if cfg.ctas else 84)
     registers = compiled.registers if compiled is not None else _capped(estimate, cfg)
     return _tiled(
         cfg,
@@ -113,6 +115,7 @@ def w8a8_profile(cfg: W8A8Config, prob: Problem, device: Any, compiled: Any = No
     }
     promotes = blocks or cfg.promote_k > 0
     estimate = 62 + sums * 4 // 3 + (sums + 2 * tokens * blocks if promotes else 0) + widened * cfg.warp_k // 2
+    estimate = max(estimate, 86)  # where sums are few, addresses decide
     registers = compiled.registers if compiled is not None else _capped(estimate, cfg)
     kind = "int8" if prob.op == "w8a8-int8" else "fp8"
     mma = "m16n8k16:float16" if widened else f"m16n8k32:{kind}"
