@@ -85,9 +85,6 @@ class Mods:
         """Take modifiers that change nothing the emulator models (cache hints, alignment promises)."""
         self.left = [m for m in self.left if m not in names]
 
-    def drop_prefix(self, *prefixes: str) -> None:
-        self.left = [m for m in self.left if not m.startswith(prefixes)]
-
     def type(self) -> str:
         """The last modifier, which must be a type."""
         if not self.left or self.left[-1] not in WIDTH:

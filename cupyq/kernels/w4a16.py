@@ -103,6 +103,10 @@ class W4A16Config(Config):
         # With one scale a column the scale is applied once, at the end, whatever `scale` says.
         return self.scale == "weights" and prob.group_size != -1
 
+    def _sums_apart(self, prob: Problem) -> bool:
+        # The sums of a span wait for its scale beside those of all spans before it.
+        return prob.group_size != -1 and not self._scales_weights(prob)
+
     def _whole(self, prob: Problem) -> bool:
         return prob.k % self.block_k == 0
 
@@ -126,8 +130,7 @@ class W4A16Config(Config):
     def accumulators(self, prob: Problem) -> int:
         """Accumulator registers of a thread, with the sums of the current group if these are kept apart."""
         sums = self.strips * self.block_m // 8 * 4
-        apart = prob.group_size != -1 and not self._scales_weights(prob)
-        return sums * (2 if apart else 1)
+        return sums * (2 if self._sums_apart(prob) else 1)
 
     def registers(self, prob: Problem) -> int:
         """Estimate of the registers of a thread, to refuse what may spill before anything is compiled."""
@@ -137,8 +140,7 @@ class W4A16Config(Config):
         pieces = self.strips * self.spans(prob) * (2 if prob.symmetric else 3)
         pointers = 2 * (self.strips + ceil_div(self.block_m, self.threads // 8) + ceil_div(pieces, 32))
         # The compiler lets the sums of neighbouring spans overlap, and hoists more where the tile is high.
-        apart = prob.group_size != -1 and not self._scales_weights(prob)
-        overlap = 48 if apart and self.spans(prob) > 1 and columns * self.strips > 8 else 0
+        overlap = 48 if self._sums_apart(prob) and self.spans(prob) > 1 and columns * self.strips > 8 else 0
         hoisted = 16 if self.block_m > 64 or prob.bits == 2 else 0
         return self.accumulators(prob) + fragments + scaling + pointers + overlap + hoisted + _OTHER_REGISTERS
 

@@ -148,11 +148,3 @@ def _spread(default: Any, problem: Problem, device: DeviceSpec) -> Iterator[Conf
                     yield replace(cfg, warp_tokens=min(height, 16), fused=True)
                 else:
                     yield cfg
-
-
-def _apart(configs: Iterable[Any]) -> list[Any]:
-    """Return configs, the first of each height of tile and way of sharing the product."""
-    kept: dict[tuple[Any, ...], Any] = {}
-    for cfg in configs:
-        kept.setdefault((cfg.block_m, cfg.split_k > 1, getattr(cfg, "ctas", 0) > 0), cfg)
-    return list(kept.values())
