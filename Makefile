@@ -51,10 +51,10 @@ TEST_STAMP := $(VENV)/.cupyq-test
 LINT_STAMP := $(VENV)/.cupyq-lint
 DOCS_STAMP := $(VENV)/.cupyq-docs
 
-.PHONY: help tune test test-all test-schedules lint format docs presets bench bench-static doctor clean distclean
+.PHONY: help tune test test-all test-schedules test-catalogue lint format docs presets bench bench-static doctor clean distclean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 tune: $(RUN_STAMP)  ## tune a model's layers into tuning.db (MODEL=llama-3-8b, DEVICE=h100-sxm, TUNE_DB=file, ARGS=...)
 	@$(PY) -m cupyq.tune $(if $(DEVICE),--device $(DEVICE)) --model $(MODEL) --db $(TUNE_DB) $(ARGS)
@@ -69,6 +69,9 @@ test-schedules: $(TEST_STAMP)  ## every kernel test in five shuffled schedules o
 	@for seed in 1 2 3 4 5; do \
 		echo "schedule $$seed"; CUPYQ_TEST_SEED=$$seed $(PY) -m pytest -q -n $(JOBS) -m "not slow and ($(NOT_GPU))" $(KERNEL_TESTS) $(ARGS) || exit 1; \
 	done
+
+test-catalogue: $(TEST_STAMP)  ## every instantiation of the kernels in three schedules: hours; ARGS="-k w4a16"
+	@CUPYQ_TEST_CATALOGUE=all $(PY) -m pytest -v -n $(JOBS) tests/test_instantiations.py $(ARGS)
 
 lint: $(LINT_STAMP)  ## ruff, mypy and clang-format, changing nothing
 	@$(PY) -m ruff check --output-format concise .

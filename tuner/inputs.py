@@ -16,6 +16,10 @@ GUARD = 8
 """Rows before and after the output that a launch must leave as they were."""
 
 
+STRIPES = 5
+"""CTAs of stripes in a small launch, whose tiles are four."""
+
+
 @dataclass(frozen=True)
 class Inputs:
     """One launch's inputs.
@@ -50,7 +54,7 @@ def small_launch(cfg: Config, problem: Problem) -> tuple[Config, Problem]:
 
     Tokens and output features: one whole tile and a ragged one, so that interior and edge code both run; N keeps the
     divisibility that selects the kernel's instance. K: the real one, unless it is so long that the pipeline goes round
-    more than once in each split; then as many stages as that takes, with the real K's remainder in the last. A grid of
+    more than once in each CTA; then as many stages as that takes, with the real K's remainder in the last. A grid of
     stripes is cut to five, which then cross the borders of the four tiles.
     """
     if isinstance(cfg, DequantConfig):
@@ -62,7 +66,8 @@ def small_launch(cfg: Config, problem: Problem) -> tuple[Config, Problem]:
         m = cfg.block_m + 3  # type: ignore[attr-defined]
         n = cfg.block_n + (20 if problem.n % 4 == 0 else 21)  # type: ignore[attr-defined]
         if getattr(cfg, "ctas", 0):
-            cfg = replace(cfg, ctas=min(cfg.ctas, 5))  # type: ignore[attr-defined, type-var]
+            cfg = replace(cfg, ctas=min(cfg.ctas, STRIPES))  # type: ignore[attr-defined, type-var]
+            least = -(-least * STRIPES // 4)
     k = problem.k
     if -(-k // stage) > least:
         k = (least - 1) * stage + (k % stage or stage)

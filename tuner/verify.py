@@ -94,10 +94,11 @@ class Verifier:
         small = small_launch(cfg, problem)
         key = (source_hash(candidate, problem), *small, self.device.arch)
         if key not in self._known:
-            self._known[key] = self._verify(*small)
+            self._known[key] = self.verify_as_is(*small)
         return self._known[key]
 
-    def _verify(self, cfg: kernels.Config, problem: kernels.Problem) -> Verification:
+    def verify_as_is(self, cfg: kernels.Config, problem: kernels.Problem) -> Verification:
+        """Return whether a kernel computes `problem` rightly, at the M, N and K that it has; raises as `verify`."""
         reason = kernels.check(cfg, problem, self.device)
         if reason is not None:
             return Verification(False, None, f"the reduced problem is illegal: {reason}", self.how)

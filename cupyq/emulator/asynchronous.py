@@ -12,7 +12,7 @@ from .memory import IN_FLIGHT, SHIFT, WRITTEN
 class Batch:
     """What one execution of a cp.async instruction started."""
 
-    __slots__ = ("data", "group", "ins", "position", "serial", "size", "threads")
+    __slots__ = ("data", "group", "ins", "position", "serial", "size", "threads", "warps")
 
     def __init__(
         self, ins: Any, threads: np.ndarray, group: np.ndarray, position: np.ndarray, size: int, data: np.ndarray
@@ -25,6 +25,12 @@ class Batch:
             size,
             data,
         )
+        self.warps = _bits(threads >> 5)
+
+
+def _bits(warps: np.ndarray) -> int:
+    """Return a set of warps as the bits of an integer, which Python intersects faster than NumPy starts."""
+    return sum(1 << warp for warp in set(warps.tolist()))
 
 
 class AsyncCopies:
@@ -61,11 +67,13 @@ class AsyncCopies:
             return
         everyone = active is None and g.rows is None
         limit = self.committed - (pending if pending is not None else -1)
+        warps = -1
         if not everyone:
             here = np.zeros(len(limit), bool)
             here[g.flat_threads(active)] = True
             limit = np.where(here, limit, -1)
-        self.batches = [b for b in self.batches if not self._take(b, b.group < limit[b.threads])]
+            warps = _bits(g.warps)
+        self.batches = [b for b in self.batches if not b.warps & warps or not self._take(b, b.group < limit[b.threads])]
 
     def land_threads(self, threads: np.ndarray, before: int) -> None:
         """Complete the copies that these threads started before the batch numbered `before`."""
@@ -83,6 +91,7 @@ class AsyncCopies:
             keep = ~done
             parts = (batch.threads, batch.group, batch.position, batch.data)
             batch.threads, batch.group, batch.position, batch.data = (x[keep] for x in parts)
+            batch.warps = _bits(batch.threads >> 5)
         return False
 
     def _land(self, batch: Batch, which: Any) -> None:
