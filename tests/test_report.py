@@ -383,6 +383,22 @@ def test_png_plots(facts, tmp_path):
         assert len(content) > 5000
 
 
+def test_labels_of_close_points_do_not_cover_each_other():
+    Text = pytest.importorskip("matplotlib.text").Text
+    figure = pytest.importorskip("matplotlib.figure").Figure(figsize=(4.8, 3.6), layout="constrained")
+    axes = figure.subplots()
+    points = {(10 + i / 10, 0.1 - (i * 7 % 5) / 1000): f"g{16 << i} w4a16" for i in range(5)} | {(16.0, 0.01): "g128"}
+    axes.plot(*zip(*points, strict=True), "o")
+    png._label(axes, points)
+    figure.draw_without_rendering()
+    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the line to its point
+    assert len(boxes) == len(points)
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
+    frame = axes.get_window_extent()
+    assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 for box in boxes)
+    assert all(frame.y0 <= box.y0 and box.y1 <= frame.y1 for box in boxes)
+
+
 def test_png_plots_of_hostile_names(tmp_path):
     pytest.importorskip("matplotlib")
     written = png.write(evil_database(tmp_path / "evil.db"), tmp_path / "plots")

@@ -99,9 +99,43 @@ def _pareto(axes: Any, front: Mapping[str, Any]) -> None:
         colour = "C0" if p["front"] else "0.6"
         inside = face if p["front"] else ("white" if face == "white" else "0.6")
         axes.plot(p["time_us"], p["quantization_error"], "o", color=colour, markerfacecolor=inside)
-        text = _plain(f"{group_label(p)} {p['op']}")
-        where = (p["time_us"], p["quantization_error"])
-        axes.annotate(text, where, textcoords="offset points", xytext=(5, 4), fontsize=7)
     title = f"{front['device']} {shape_label(front)}, M ≤ {band_label(front['band'])} ({front['source']})"
     axes.set(xlabel="time (µs)", ylabel="quantization error", title=_plain(title))
     axes.grid(alpha=0.25)
+    axes.margins(x=0.12, y=0.08)
+    _label(axes, {(p["time_us"], p["quantization_error"]): _plain(f"{group_label(p)} {p['op']}") for p in points})
+
+
+LABEL = 7
+"""Font size of the labels of points."""
+
+
+def _label(axes: Any, texts: Mapping[tuple[float, float], str]) -> None:
+    """Write each point's label in the first place beside it that is in the frame and over no point or other label."""
+    axes.figure.draw_without_rendering()  # only then is it known where points lie
+    scale = 72 / axes.figure.dpi
+    frame = axes.get_window_extent()
+    left, bottom, right, top = (edge * scale for edge in (frame.x0, frame.y0, frame.x1, frame.y1))
+    dots = [tuple(axes.transData.transform(point) * scale) for point in texts]
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in dots]
+    places = [(side, dy) for far in range(0, 100, 10) for dy in (4 + far, -10 - far) for side in (1, -1)]
+    for (point, text), (x, y) in zip(texts.items(), dots, strict=True):
+        width = 0.65 * LABEL * len(text)
+        for side, dy in places:
+            start = x + 5 if side > 0 else x - 5 - width
+            where = (start, y + dy - 2, start + width, y + dy + LABEL)
+            inside = left <= where[0] and bottom <= where[1] and where[2] <= right and where[3] <= top
+            if inside and not any(_overlap(where, other) for other in taken):
+                break
+        else:
+            side, dy = places[0]
+        taken.append(where)
+        axes.annotate(
+            text, point, textcoords="offset points", xytext=(5 * side, dy), fontsize=LABEL,
+            horizontalalignment="left" if side > 0 else "right",
+            arrowprops={"arrowstyle": "-", "color": "0.6", "linewidth": 0.5} if abs(dy) > 10 else None,
+        )  # fmt: skip
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
