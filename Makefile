@@ -19,10 +19,11 @@ INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check
 CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA[A-Za-z ]*Version: *\([0-9][0-9]*\).*/\1/p' | head -n 1)
 
 # CuPy only where there is a GPU for it; NVRTC and the disassembler everywhere, for compiling, emulating and predicting.
+# A CUDA 12 driver loads nothing that NVRTC 13 made, and CuPy takes that where it finds both: hence offline12.
 ifeq ($(CUDA),)
 EXTRA := offline
 else ifeq ($(CUDA),12)
-EXTRA := cuda12,offline
+EXTRA := cuda12,offline12
 else ifneq ($(filter-out 1 2 3 4 5 6 7 8 9 10 11,$(CUDA)),)
 EXTRA := cuda13,offline
 else

@@ -119,14 +119,19 @@ def install() -> Any:
     fake.matmul = lambda a, b, out: out
     fake.may_share_memory = lambda a, b: a.data is b.data
     fake.RawModule = lambda code, options=(): types.SimpleNamespace(get_function=lambda entry: LightKernel())
-    stream = types.SimpleNamespace(ptr=0)
+    stream = types.SimpleNamespace(ptr=0, synchronize=lambda: None)
     fake.cuda = types.SimpleNamespace(
         Device=LightDevice,
         get_current_stream=lambda: stream,
         runtime=types.SimpleNamespace(
             getDevice=int,  # 0
             getDeviceCount=lambda: 1,
-            getDeviceProperties=lambda i: {"name": _card().title.encode(), "totalGlobalMem": _card().memory_bytes},
+            getDeviceProperties=lambda i: {
+                "name": _card().title.encode(),
+                "totalGlobalMem": _card().memory_bytes,
+                "major": _card().cc[0],
+                "minor": _card().cc[1],
+            },
         ),
         nvrtc=types.SimpleNamespace(getSupportedArchs=lambda: [75, 80, 90, 120], getVersion=lambda: (13, 0)),
         compiler=types.SimpleNamespace(CompileException=type("CompileException", (Exception,), {})),

@@ -12,7 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import ACTIVATION_DTYPES, BFLOAT16, FLOAT16, FP8_MAX, Array, device_of, first_position, namespace_of
+from .arrays import (
+    ACTIVATION_DTYPES,
+    BFLOAT16,
+    FLOAT16,
+    FP8_MAX,
+    Array,
+    device_of,
+    first_position,
+    namespace_of,
+    on_its_device,
+)
 from .errors import ArgumentError, DTypeError, ShapeError
 
 LARGEST_CODE = {"w8a8-int8": 127.0, "w8a8-fp8": FP8_MAX, "w8a8-fp8-block": FP8_MAX}
@@ -89,6 +99,7 @@ class Activations:
             raise ArgumentError(f"factor must be positive and finite, got {float(wide[at])} at {at[0]}")
 
     @classmethod
+    @on_its_device
     def covering(cls, x: Array, scheme: str, *, symmetric: bool = True, factor: Array | None = None) -> Activations:
         """Return the static rule whose codes just cover a sample of activations.
 
@@ -197,6 +208,7 @@ DYNAMIC = Activations()
 """The default rule."""
 
 
+@on_its_device
 def smoothing_factor(x_largest: Array, w: Array, strength: float = 0.5) -> Array:
     """Return SmoothQuant's factor for the columns of x: ``max|w[k]|**(1 - strength) / max|x[:, k]|**strength``.
 

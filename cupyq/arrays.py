@@ -5,9 +5,11 @@ CuPy is never imported here: an array of it can only arrive after somebody else 
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import ml_dtypes
 import numpy as np
@@ -49,6 +51,28 @@ def is_cupy(array: Array) -> bool:
 def device_of(array: Array) -> int | None:
     """Return the CUDA ordinal an array lives on, or None for NumPy."""
     return int(array.device.id) if is_cupy(array) else None
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def on_its_device(function: _Function) -> _Function:
+    """Wrap a function so that it runs with the device current on which its first CuPy array, or weight, lives."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        cupy = sys.modules.get("cupy")
+        if cupy is not None:
+            for value in (*args, *kwargs.values()):
+                array = getattr(value, "packed", value)
+                if isinstance(array, cupy.ndarray):
+                    if array.device.id == cupy.cuda.runtime.getDevice():
+                        break
+                    with cupy.cuda.Device(array.device.id):
+                        return function(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return cast(_Function, wrapped)
 
 
 def place_name(ordinal: int | None) -> str:

@@ -279,6 +279,9 @@ tpu-v5e      | -    | -   | -     | 197    | 394  | -    | -    | 819   | -     
 """
 _FIELDS = ("cc", "sms", "clock_ghz", "fp16_tflops", "int8_tops", "fp8_tflops", "fp4_tflops", "dram_gbps", "l2_bytes")
 _NO_LIMITS = Limits(0, 0, 0, 0, 0, 0, 0, 0, 0)  # roofline-only entries
+_OLDER = replace(
+    _NO_LIMITS, tensor_fma=64, fp32_lanes=64, half2_lanes=64, int_lanes=64
+)  # than any kernel: CuPy multiplies
 
 
 def _parse_row(line: str) -> DeviceSpec:
@@ -442,10 +445,9 @@ def _read_live(ordinal: int) -> DeviceSpec:
 
     device = cupy.cuda.Device(ordinal)
     properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
-    digits = str(device.compute_capability)
     name = properties["name"]
     return from_attributes(
-        cc=(int(digits[:-1]), int(digits[-1])),
+        cc=(int(properties["major"]), int(properties["minor"])),  # Device.compute_capability would make a context
         attributes=device.attributes,
         memory_bytes=int(properties["totalGlobalMem"]),
         title=name.decode() if isinstance(name, bytes) else str(name),
@@ -476,9 +478,10 @@ def from_attributes(
     -------
     DeviceSpec
         Tensor rates are SMs x multiply-adds per clock x 2 x clock. Named after the catalogue's entry where
-        :func:`match` finds one, after the product otherwise.
+        :func:`match` finds one, after the product otherwise. A clock that the driver hides is taken after the
+        catalogue, or guessed after the most similar card and named in `unsure`.
     """
-    limits = limits_of(cc)
+    limits = _limits_of_any(cc)
     sms = int(attributes["MultiProcessorCount"])
     clock_ghz = attributes.get("ClockRate", 0) * 1e-6
     # Double data rate: two transfers a clock of the rated memory clock.
@@ -508,14 +511,30 @@ def from_attributes(
     if known is not None:  # drivers that hide a clock leave it 0: the catalogue's figure is the best there is
         clock_ghz, dram_gbps = clock_ghz or known.clock_ghz, dram_gbps or known.dram_gbps
         spec = replace(spec, name=known.name, clock_ghz=clock_ghz, dram_gbps=dram_gbps)
-    if not (spec.clock_ghz > 0 and spec.dram_gbps > 0):
-        raise NoDevice(f"the driver gives no SM or memory clock for {title} (ordinal {ordinal}), so it has no roofline")
-    return _with_computed_rates(spec, known)
+    return _with_computed_rates(_with_guessed_clocks(spec), known)
+
+
+def _limits_of_any(cc: tuple[int, int]) -> Limits:
+    return limits_of(cc) if cc >= min(LIMITS) else _OLDER
+
+
+def _with_guessed_clocks(spec: DeviceSpec) -> DeviceSpec:
+    """Fill a clock that the driver hides after the most similar card: a product must not fail for want of one."""
+    if spec.clock_ghz > 0 and spec.dram_gbps > 0:
+        return spec
+    cards = (known for known in CATALOGUE.values() if known.runs_kernels)
+    near = min(cards, key=lambda known: (abs(known.cc[0] - spec.cc[0]), abs(known.sms - spec.sms)))
+    guessed = {}
+    if not spec.clock_ghz > 0:
+        guessed["clock_ghz"] = near.clock_ghz
+    if not spec.dram_gbps > 0:
+        guessed["dram_gbps"] = near.dram_gbps / near.sms * spec.sms
+    return replace(spec, **guessed, unsure=(*spec.unsure, *guessed))  # type: ignore[arg-type]
 
 
 def _with_computed_rates(spec: DeviceSpec, known: DeviceSpec | None) -> DeviceSpec:
     """Fill the tensor rates of a live card from its own SMs and clock, and its instruction set."""
-    full = spec.sms * limits_of(spec.cc).tensor_fma * 2 * spec.clock_ghz * 1e-3
+    full = spec.sms * _limits_of_any(spec.cc).tensor_fma * 2 * spec.clock_ghz * 1e-3
     # Nothing but the product line tells that fp32 accumulation is halved; a catalogue match knows it without the name.
     if known is not None:
         halved = known.tensor_fma_per_clock_per_sm < 0.75 * limits_of(known.cc).tensor_fma

@@ -1,6 +1,7 @@
 """What is installed and usable here, what is not, and the command that mends it: `python -m cupyq doctor`.
 
-No CUDA context is made, and nothing is written but a file in the cache folder that goes away at once.
+No CUDA context is made, and nothing is written but a nameless file in each folder that cupyq and CuPy write to, which
+goes away at once.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 import tempfile
 import warnings
@@ -23,6 +25,15 @@ from cupyq.errors import CupyqError, NotInstalled, SchemaTooNew
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 STATES = (OK, NOTE, WARNING, PROBLEM)
+
+OLDEST_CUPY = (14, 0)
+"""The first CuPy that multiplies bfloat16 and looks for the CUDA libraries that pip installs."""
+
+BFLOAT16_NUMPY = (2, 1, 2)
+"""The first NumPy with which CuPy has bfloat16."""
+
+LIBRARIES = "nvidia-cublas nvidia-cuda-nvrtc nvidia-cuda-runtime"
+"""The wheels of the newest CUDA's libraries. CuPy takes them where it also finds older ones, which bear "-cu12"."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ class Check:
 def examine() -> list[Check]:
     """Look at everything and return what was found, in the order in which things depend on each other."""
     parts: tuple[Callable[[], Iterator[Check]], ...] = (
-        _python, _driver, _cupy, _nvrtc, _headers, _tools, _cache, _cupy_cache, _database, _gpus,
+        _python, _driver, _cupy, _nvrtc, _headers, _cublas, _tools, _cache, _cupy_cache, _database, _gpus,
     )  # fmt: skip
     return [check for part in parts for check in part()]
 
@@ -90,6 +101,20 @@ def import_cupy() -> Any:
     return cupy
 
 
+def import_cublas() -> None:
+    """Load cuBLAS as CuPy does before its first product; whatever fails raises."""
+    from cupy_backends.cuda.libs import cublas  # noqa: F401 (the package finds the library when it is asked for this name)
+
+
+def header_folder() -> str | None:
+    """Return the folder of CUDA headers that CuPy compiles with, found as CuPy finds it, or None."""
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError:
+        return None
+    return find_nvidia_header_directory("cudart")
+
+
 # --- software ---------------------------------------------------------------------------------------------------------
 
 
@@ -109,6 +134,23 @@ def extra() -> str:
     """Return the extra of cupyq that fits the driver: "cuda12" or "cuda13"."""
     found = driver_version()
     return "cuda12" if found is not None and int(found.split(".")[0]) < 13 else "cuda13"
+
+
+def offline() -> str:
+    """Return the extra that brings the NVRTC and the tools that fit the driver: "offline12" or "offline"."""
+    return "offline12" if extra() == "cuda12" else "offline"
+
+
+def _cupy_extra() -> str:
+    """Return the extra that the installed CuPy belongs to, so that installing it brings no second one."""
+    known = [name for name in distributions() if name in ("cupy-cuda12x", "cupy-cuda13x")]
+    return known[0].removeprefix("cupy-").rstrip("x") if len(known) == 1 else extra()
+
+
+def _instead_of(*names: str) -> str:
+    """Return the command that removes packages of CuPy, and CUDA 13's libraries with one of its kind."""
+    newer = f" {LIBRARIES}" if extra() == "cuda12" and "cupy-cuda13x" in names else ""
+    return f"pip uninstall -y {' '.join(names)}{newer} && pip install 'cupyq[{extra()}]'"
 
 
 def _driver() -> Iterator[Check]:
@@ -146,46 +188,61 @@ def _cupy() -> Iterator[Check]:
             "CuPy",
             WARNING,
             f"{said}: they overwrite each other's files; one is accepted",
-            f"pip uninstall -y {' '.join(found)} && {install}",
+            _instead_of(*found),
         )
     else:
-        yield _variant(*next(iter(found.items())), driver, install)
-    yield from _importing(said, install)
+        yield _variant(*next(iter(found.items())), driver)
+    yield from _importing(said)
+    numpy = _version("numpy")
+    if () < _numbers(numpy) < BFLOAT16_NUMPY:
+        least = ".".join(map(str, BFLOAT16_NUMPY))
+        said = f"{numpy}: CuPy has bfloat16 with NumPy {least} or newer only"
+        yield Check("NumPy", WARNING, said, f"pip install -U 'numpy>={least}'")
 
 
-def _variant(name: str, version: str, driver: str | None, install: str) -> Check:
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: (14, 2, 0) of "14.2.0", (14, 0) of "14.0.0rc1"."""
+    found = re.match(r"\d+(?:\.\d+)*(?!\w)", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def _variant(name: str, version: str, driver: str | None) -> Check:
     """Judge one installed CuPy by its version and by what the driver runs."""
     major = name[len("cupy-cuda") :].rstrip("x") if name.startswith("cupy-cuda") else ""
-    least = {"12": (13, 4), "13": (14, 0)}.get(major)
     if driver is not None and major.isdigit() and int(major) > int(driver.split(".")[0]):
         said = f"{name} {version} is for CUDA {major}, and the driver runs CUDA {driver} at most"
-        return Check("CuPy", PROBLEM, said, f"pip uninstall -y {name} && {install}")
-    if least is not None and tuple(int(p) for p in version.split(".")[:2] if p.isdigit()) < least:
-        said = f"{name} {version}; {least[0]}.{least[1]} or newer is needed"
+        return Check("CuPy", PROBLEM, said, _instead_of(name))
+    if major in ("12", "13") and _numbers(version)[:2] < OLDEST_CUPY:
+        said = f"{name} {version}; {'.'.join(map(str, OLDEST_CUPY))} or newer is needed"
         return Check("CuPy", PROBLEM, said, f"pip install -U 'cupyq[cuda{major}]'")
     return Check("CuPy", OK, f"{name} {version}")
 
 
-def _importing(said: str, install: str) -> Iterator[Check]:
+def _importing(said: str) -> Iterator[Check]:
     try:
         cupy = import_cupy()
     except Exception as error:  # noqa: BLE001 (a broken installation raises whatever it likes, and that is the finding)
-        last = " ".join(str(error).split()) or type(error).__name__
+        last = _one_line(error)
         mend = f"pip install --force-reinstall {' '.join(distributions())}"
         yield Check("CuPy", PROBLEM, f"{said} cannot be imported: {last}", mend)
         return
     if cupy is None:
-        yield Check("CuPy", PROBLEM, f"{said} is installed but has no module cupy", f"{install} --force-reinstall")
+        mend = f"pip install --force-reinstall {' '.join(distributions())}"
+        yield Check("CuPy", PROBLEM, f"{said} is installed but has no module cupy", mend)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _nvrtc() -> Iterator[Check]:
-    offline = "pip install 'cupyq[offline]'"
+    install = f"pip install 'cupyq[{offline()}]'"
     try:
         known = compiler.archs()
         yield Check("NVRTC", OK, f"{compiler.version()}, compiles for sm_{known[0]} to sm_{known[-1]}")
     except NotInstalled as error:
         said = f"{error.args[0].split(':')[0]}: kernels cannot be compiled, emulated or verified without a GPU"
-        yield Check("NVRTC", NOTE if driver_version() is not None else WARNING, said, offline)
+        yield Check("NVRTC", NOTE if driver_version() is not None else WARNING, said, install)
     driver = driver_version()
     if driver is None or not distributions():
         return
@@ -193,18 +250,49 @@ def _nvrtc() -> Iterator[Check]:
         cupy = import_cupy()
         major, minor = cupy.cuda.nvrtc.getVersion()
     except Exception as error:  # noqa: BLE001 (see `_importing`)
-        last = " ".join(str(error).split()) or type(error).__name__
-        yield Check("CuPy's NVRTC", PROBLEM, f"cannot be loaded: {last}", f"pip install -U 'cupyq[{extra()}]'")
+        said = f"cannot be loaded: {_one_line(error)}"
+        yield Check("CuPy's NVRTC", PROBLEM, said, _again("nvidia-cuda-nvrtc"))
         return
     if major > int(driver.split(".")[0]):
         said = f"{major}.{minor} makes code that the driver, CUDA {driver} at most, cannot load"
-        yield Check("CuPy's NVRTC", PROBLEM, said, f"pip install -U 'cupyq[{extra()}]'")
+        mend = f"pip uninstall -y {LIBRARIES} && pip install 'cupyq[{extra()},{offline()}]'"
+        yield Check("CuPy's NVRTC", PROBLEM, said, mend)
     else:
         yield Check("CuPy's NVRTC", OK, f"{major}.{minor}")
 
 
 def _headers() -> Iterator[Check]:
-    yield Check("headers", OK, "none needed: kernels include nothing")
+    if not distributions():
+        yield Check("headers", OK, "none needed without CuPy: cupyq's kernels include nothing")
+        return
+    found = header_folder()
+    if found is not None:
+        yield Check("headers", OK, found)
+        return
+    said = "CUDA's headers were not found, and CuPy compiles no kernel without them, whatever it includes"
+    yield Check("headers", NOTE if driver_version() is None else PROBLEM, said, _again("nvidia-cuda-runtime"))
+
+
+def _cublas() -> Iterator[Check]:
+    if driver_version() is None or not distributions():
+        return
+    try:
+        import_cublas()
+    except Exception as error:  # noqa: BLE001 (see `_importing`)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]  # then the folders that were searched
+        said = f"CuPy cannot load it, so the paths dequant and fp16 cannot run: {reason}"
+        yield Check("cuBLAS", PROBLEM, said, _again("nvidia-cublas"))
+        return
+    yield Check("cuBLAS", OK, "CuPy can load it")
+
+
+def _again(wheel: str) -> str:
+    """Return the command that installs a library of the installed CuPy, whether it was missing or broken.
+
+    CuPy of CUDA 12 finds the library of CUDA 13 first and cannot use it, so that one goes as well.
+    """
+    gone = f"{wheel} {wheel}-cu12" if _cupy_extra() == "cuda12" else wheel
+    return f"pip uninstall -y {gone} && pip install 'cupyq[{_cupy_extra()}]'"
 
 
 def _tools() -> Iterator[Check]:
@@ -212,12 +300,13 @@ def _tools() -> Iterator[Check]:
         path = sass.nvdisasm()
     except NotInstalled:
         said = "not installed: predictions count instructions in the emulator, without the machine code"
-        yield Check("nvdisasm", NOTE, said, "pip install 'cupyq[offline]'")
+        yield Check("nvdisasm", NOTE, said, f"pip install 'cupyq[{offline()}]'")
         return
     yield Check("nvdisasm", OK, str(path))
     other = next(iter(sorted(path.parent.glob("cuobjdump*"))), None)
     if other is None:
-        yield Check("cuobjdump", NOTE, "not installed; nothing of cupyq needs it", "pip install 'cupyq[offline]'")
+        said = "not installed; nothing of cupyq needs it"
+        yield Check("cuobjdump", NOTE, said, f"pip install 'cupyq[{offline()}]'")
     else:
         yield Check("cuobjdump", OK, str(other))
 
@@ -302,7 +391,7 @@ def _gpus() -> Iterator[Check]:
         cupy = import_cupy()
         count = 0 if cupy is None else int(cupy.cuda.runtime.getDeviceCount())
     except Exception as error:  # noqa: BLE001 (see `_importing`)
-        yield Check("GPU", PROBLEM, f"CUDA finds no device: {' '.join(str(error).split())}", "nvidia-smi")
+        yield Check("GPU", PROBLEM, f"CUDA finds no device: {_one_line(error)}", "nvidia-smi")
         return
     if count == 0:
         yield Check(
@@ -321,9 +410,10 @@ def _gpu(ordinal: int) -> Check:
     said = f"{spec.title}, {spec.compute_capability}, {spec.sms} SMs, {spec.memory_bytes / 2**30:.0f} GiB"
     if spec.refusal is not None:
         return Check(name, PROBLEM, f"{said}: cupyq's kernels need compute capability 7.5 or newer; CuPy multiplies")
-    newer = _newer_than_nvrtc(spec)
-    if newer is not None:
-        return Check(name, WARNING, f"{said}: {newer}", f"pip install -U 'cupyq[{extra()},offline]'")
+    unknown = _unknown_to_nvrtc(spec)
+    if unknown is not None:
+        wheel = "nvidia-cuda-nvrtc-cu12" if extra() == "cuda12" else "'nvidia-cuda-nvrtc==13.*'"
+        return Check(name, WARNING, f"{said}: {unknown}", f"pip install -U {wheel}")
     listed = devices.match(spec)
     if listed is None:
         said += "; not in the catalogue (a MIG slice, or a card it does not know): predictions go by what it reports"
@@ -331,10 +421,16 @@ def _gpu(ordinal: int) -> Check:
     return Check(name, OK, f"{said}; {listed.name} in the catalogue")
 
 
-def _newer_than_nvrtc(spec: devices.DeviceSpec) -> str | None:
+def _unknown_to_nvrtc(spec: devices.DeviceSpec) -> str | None:
+    """Say what CuPy's NVRTC makes for an architecture that it does not list, a new one or one in between; else None."""
     try:
-        newest = compiler.archs()[-1]
-    except NotInstalled:
+        nvrtc = import_cupy().cuda.nvrtc
+        known, (major, minor) = sorted(nvrtc.getSupportedArchs()), nvrtc.getVersion()
+    except Exception:  # noqa: BLE001 (`_nvrtc` has said that it cannot be loaded)
         return None
     number = spec.cc[0] * 10 + spec.cc[1]
-    return f"newer than NVRTC {compiler.version()}, which knows sm_{newest} at most" if number > newest else None
+    if number in known:
+        return None
+    older = [arch for arch in known if arch <= number]
+    instead = f"PTX of sm_{older[-1]} for the driver to compile" if older else "nothing, for it knows newer ones only"
+    return f"NVRTC {major}.{minor} does not know sm_{number} and makes {instead}"

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from . import compiler, devices, dispatch, kernels, reference
 from .activations import DYNAMIC, Activations
 from .arrays import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Array, float8_decode
+from .errors import IllegalConfig
 from .kernels import DequantConfig, Problem, dequant
 from .kernels import quantize_activations as quantize_activations_kernel
 from .kernels.call import kernel_block_scales, padded_k, pointer, scale_shape
@@ -38,6 +40,26 @@ def on_device(ordinal: int) -> Iterator[Any]:
     else:
         with cupy.cuda.Device(ordinal):
             yield cupy
+
+
+Made = TypeVar("Made")
+
+
+def for_every_stream(make: Callable[[], Made]) -> Made:
+    """Return what `make` returns, finished: it is kept, and kernels on any stream read the arrays it holds.
+
+    While the current stream is captured they are made beside it, since what is captured only runs when it is replayed.
+    """
+    cuda = sys.modules["cupy"].cuda
+    stream = cuda.get_current_stream()
+    if scratch.capturing():
+        stream = cuda.Stream(non_blocking=True)
+        with stream:
+            made = make()
+    else:
+        made = make()
+    stream.synchronize()
+    return made
 
 
 # --- one kernel, bound ------------------------------------------------------------------------------------------------
@@ -220,12 +242,13 @@ class Launcher:
         self.problem = choice.problem
         self.perm = qw.perm
         self.qw = qw = _gathered(qw)
+        self._has_bias = has_bias
         self._codes_kernels: dict[str, _Fused] = {}
+        self._captured: _Fused | None = None
         self._quantize: _Quantize | None = None
         self._multiply: Callable[[Array, Array, Array | None, Array | None, Array | None], None]
         if choice.path == "fused":
             assert choice.config is not None
-            self._has_bias = has_bias
             if self.problem.weight_only:
                 self._multiply = self._fused = _Fused(choice.config, self.problem, qw, has_bias)
             else:
@@ -254,13 +277,15 @@ class Launcher:
         x_scale : (M,) float32, optional
         x_zero : (M,) int32, optional
         """
-        if self.perm is not None:
-            import cupy
+        if self.perm is None:
+            self._multiply(x, y, bias, x_scale, x_zero)
+            return
+        import cupy
 
+        with scratch.order:
             gathered = scratch.get("gathered", x.shape, x.dtype)
             cupy.take(x, self.perm, axis=1, out=gathered)
-            x = gathered
-        self._multiply(x, y, bias, x_scale, x_zero)
+            self._multiply(gathered, y, bias, x_scale, x_zero)
 
     def _bind8(self, cfg: Any) -> Callable[[Array, Array, Array | None, Array | None, Array | None], None]:
         """Return what multiplies with the W8A8 kernel."""
@@ -288,13 +313,14 @@ class Launcher:
             return
         quantize, problem = self._quantize, self.problem
         assert quantize is not None
-        codes = scratch.get("codes", quantize.shape, quantize.dtype)
-        if quantize.codes != "tensor":
-            x_scale = scratch.get("x_scale", scale_shape(problem), FLOAT32)
-            if quantize.codes == "zeros":
-                x_zero = scratch.get("x_zero", (problem.m,), np.int32)
-        quantize(x, codes, x_scale, x_zero)
-        self._fused(codes, y, bias, x_scale, x_zero)
+        with scratch.order:
+            codes = scratch.get("codes", quantize.shape, quantize.dtype)
+            if quantize.codes != "tensor":
+                x_scale = scratch.get("x_scale", scale_shape(problem), FLOAT32)
+                if quantize.codes == "zeros":
+                    x_zero = scratch.get("x_zero", (problem.m,), np.int32)
+            quantize(x, codes, x_scale, x_zero)
+            self._fused(codes, y, bias, x_scale, x_zero)
 
     def _by_codes(self, x: Array, y: Array, bias: Array | None, x_scale: Array, x_zero: Array | None) -> None:
         """Multiply codes that the caller made."""
@@ -311,24 +337,39 @@ class Launcher:
                 cfg = dataclasses.replace(cfg, fused=False)
                 if kernels.check(cfg, self.problem, self.choice.device) is not None:
                     cfg = kernels.default(self.problem, self.choice.device, fused=False)
-            self._codes_kernels[codes] = _Fused(cfg, self.problem, self.qw, self._has_bias, codes)
+            made = for_every_stream(lambda: _Fused(cfg, self.problem, self.qw, self._has_bias, codes))
+            self._codes_kernels[codes] = made
         return self._codes_kernels[codes]
 
     def _by_dequant(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None, x_zero: Array | None) -> None:
         import cupy
 
+        if scratch.capturing():
+            self._while_captured()(x, y, bias)
+            return
         # Dense weights are large: they come from CuPy's pool and go back to it, rather than stay as scratch.
         w = cupy.empty((self.problem.k, self.problem.n), _DTYPES[self.problem.dtype])
-        scratch.keep(w)
         self._dequantize(w=w)
         cupy.matmul(x, w, out=y)
         if bias is not None:
             cupy.add(y, bias, out=y)
 
+    def _while_captured(self) -> _Fused:
+        """Return the kernel that stands in for cuBLAS, which CuPy cannot capture."""
+        if self._captured is None:
+            cfg = kernels.default(self.problem, self.choice.device)
+            self._captured = for_every_stream(lambda: _Fused(cfg, self.problem, self.qw, self._has_bias))
+        return self._captured
+
     def _by_dense(self, x: Array, y: Array, bias: Array | None, x_scale: Array | None, x_zero: Array | None) -> None:
         """Multiply with CuPy's operations alone, on GPUs and shapes that no kernel of cupyq serves."""
         import cupy
 
+        if scratch.capturing():
+            raise IllegalConfig(
+                f"no kernel of cupyq serves {self.problem} on {self.choice.device.title}, and cuBLAS, which multiplies "
+                "instead, cannot be captured through CuPy: leave this product out of the CUDA graph"
+            )
         if self.problem.weight_only:
             wide = cupy.matmul(x.astype(FLOAT32), reference.dequantize(self.qw))
         else:
@@ -348,11 +389,17 @@ class Launcher:
 
 
 def _gathered(qw: QuantizedWeight) -> QuantizedWeight:
-    """Return the weight as its kernels see it: the launcher gathers x's columns, so the factors come in that order."""
+    """Return the weight as its kernels see it: aligned; x's columns are gathered, so the factors come in that order."""
     rule = qw.activations
-    if qw.perm is not None and rule.factor is not None:
-        rule = rule.with_factor(rule.factor[qw.perm])
-    return dataclasses.replace(qw, perm=None, activations=rule)
+    if rule.factor is not None:
+        rule = rule.with_factor(_aligned(rule.factor if qw.perm is None else rule.factor[qw.perm]))
+    packed, scales, zeros = map(_aligned, (qw.packed, qw.scales, qw.zeros))
+    return dataclasses.replace(qw, packed=packed, scales=scales, zeros=zeros, perm=None, activations=rule)
+
+
+def _aligned(array: Array | None) -> Array | None:
+    """Return the array, or a copy where it is a view that kernels cannot read 16 bytes at a time."""
+    return array if array is None or pointer(array) % 16 == 0 else array.copy()
 
 
 def dequantizer(cfg: kernels.Config | None, problem: Problem, qw: QuantizedWeight) -> _Step:
@@ -379,7 +426,7 @@ def dequantize(qw: QuantizedWeight, dtype: str | np.dtype) -> Array | None:
     if kernels.check(cfg, problem, devices.live(qw.device or 0)) is not None:
         return None
     rows = cupy.empty((qw.k, qw.n), _DTYPES[name])
-    dequantizer(cfg, problem, dataclasses.replace(qw, perm=None))(w=rows)
+    dequantizer(cfg, problem, _gathered(qw))(w=rows)
     if qw.perm is None:
         return rows
     w = cupy.empty_like(rows)
@@ -451,7 +498,7 @@ def launcher(
     choose = dispatch.choose_invariant if batch_invariant else dispatch.choose
     choice = choose(Problem.of(m, qw, dtype.name), devices.live(ordinal))
     dispatch.warn_untuned(choice)
-    made = Launcher(choice, qw, has_bias)
+    made = for_every_stream(lambda: Launcher(choice, qw, has_bias))
     with _lock:
         if id(qw) not in _launchers:
             _launchers[id(qw)] = {}

@@ -12,6 +12,7 @@ import numpy as np
 from . import bands, reference
 from .arrays import ACTIVATION_DTYPES, BFLOAT16, FLOAT8, FLOAT16, FLOAT32, Array, common_namespace, namespace_of
 from .errors import ArgumentError, DTypeError, ShapeError
+from .scratch import scratch
 from .weights import BLOCK, QuantizedWeight, expect_weight
 
 _FP8_CODES = (FLOAT8, np.dtype(np.uint8))
@@ -191,7 +192,6 @@ def _into(
     """Run a launcher on CuPy arrays, with a detour where a kernel cannot write to `out` as it is."""
     import cupy
 
-    from . import launch
     from .kernels.call import pointer
 
     direct = (
@@ -206,7 +206,7 @@ def _into(
         x = x.view(np.uint8) if np.dtype(x.dtype) == FLOAT8 else x
         x_zero = None if x_zero is None else cupy.ascontiguousarray(x_zero).reshape(-1)
     rows = x.reshape(-1, x.shape[-1])
-    launch.scratch.keep(rows, y, bias, x_scale, x_zero)
+    scratch.keep(rows, y, bias, x_scale, x_zero)
     run(rows, y.reshape(-1, shape[-1]), bias, x_scale, x_zero)
     if out is None or direct:
         return y
@@ -218,7 +218,8 @@ class Plan:
     """A product with everything but x settled: ``y = plan(x)``. Made by :func:`plan`.
 
     A call looks nothing up and allocates nothing but the result (nothing at all with ``out=``); split-K sums and codes
-    of activations live in scratch memory of the stream. Usable on several streams and in CUDA graph capture.
+    of activations live in scratch memory of the stream. Usable on several streams and in CUDA graph capture. CuPy
+    cannot capture cuBLAS: a kernel on packed weights stands in for "dequant", and "dense" plans cannot be captured.
     Weights with act order, and "dequant" plans, take memory from CuPy's pool for gathered x and dense weights.
 
     Attributes
@@ -245,6 +246,7 @@ class Plan:
         self._qw, self._bias, self._run, self._ordinal = qw, bias, run, qw.device
         self._xp = namespace_of(qw.packed, "qw")
         self._x_shape, self._shape = (m, qw.k), (m, qw.n)
+        self._keep = scratch.keep
 
     def __repr__(self) -> str:
         how = "NumPy reference" if self.choice is None else f"{self.choice.path} {self.choice.config}"
@@ -262,6 +264,7 @@ class Plan:
         as_planned = out is None and x.shape == self._x_shape and x.dtype == self.dtype and isinstance(x, xp.ndarray)
         if as_planned and x.data.device_id == here == xp.cuda.runtime.getDevice():
             y = xp.empty(self._shape, self.dtype)
+            self._keep(y, self._bias)
             self._run(x, y, self._bias)
             return y
         return self._with_checks(x, out)
@@ -320,8 +323,9 @@ def plan(
     from . import launch
 
     with launch.on_device(qw.device) as cupy:
-        if bias is not None:
-            bias = cupy.ascontiguousarray(bias)
+        if bias is not None and not bias.flags.c_contiguous:
+            strided = bias
+            bias = launch.for_every_stream(lambda: cupy.ascontiguousarray(strided))
         run = launch.launcher(qw, int(m), found, qw.device, bias is not None, batch_invariant)
         return Plan(qw, int(m), found, bias, run, batch_invariant)
 

@@ -23,6 +23,7 @@ from .arrays import (
     float8_decode,
     float8_encode,
     namespace_of,
+    on_its_device,
 )
 from .errors import ArgumentError, DTypeError, ShapeError
 from .weights import (
@@ -79,6 +80,7 @@ class _Grid:
         return float.fromhex("0x1.FEp+127" if self.scale_dtype == BFLOAT16 else "0x1.FFFFFEp+127")
 
 
+@on_its_device
 def quantize(
     w: Array,
     scheme: str = "w4a16",

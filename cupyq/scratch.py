@@ -21,6 +21,12 @@ class Scratch:
     A stream runs its kernels in order, so one buffer of each name serves them all; two streams never share. Buffers
     grow and stay. While a stream is being captured every launch gets memory of its own, which is kept for good: the
     graph may be replayed at any time, on any stream, beside others.
+
+    Attributes
+    ----------
+    order : lock
+        Held by a thread from the launch that writes a buffer to the last one that reads it: several threads may launch
+        on one stream, and what they launch is in order only within each.
     """
 
     def __init__(self) -> None:
@@ -28,7 +34,9 @@ class Scratch:
         self._views: dict[tuple[Any, ...], Array] = {}
         self._workspaces: dict[tuple[int, ...], tuple[Array, Array]] = {}
         self._captured: list[Any] = []
+        self._streams: dict[tuple[int, ...], Any] = {}  # alive as long as their memory: a handle is used again
         self._lock = threading.Lock()
+        self.order = threading.RLock()
 
     def get(self, name: str, shape: tuple[int, ...], dtype: Any, zero: bool = False) -> Array:
         """Return a buffer of this shape for the current device and stream.
@@ -51,6 +59,7 @@ class Scratch:
             size = math.prod(shape)
             view = self._buffer((*place, name, np.dtype(dtype)), size, dtype, zero)[:size].reshape(shape)
             with self._lock:
+                self._streams[place] = sys.modules["cupy"].cuda.get_current_stream()
                 if len(self._views) >= _CACHED_VIEWS:
                     self._views.clear()
                 self._views[key] = view
@@ -70,6 +79,7 @@ class Scratch:
         pair = cupy.empty((max(partial_words, had[0]),), np.uint32), cupy.zeros((max(tiles, had[1]),), np.uint32)
         with self._lock:
             self._workspaces[place] = pair
+            self._streams[place] = cupy.cuda.get_current_stream()
         return pair
 
     def place(self) -> tuple[int, ...] | None:
@@ -99,9 +109,14 @@ class Scratch:
         self._captured.append(fresh)
         return fresh
 
+    def capturing(self) -> bool:
+        """Return whether the current stream is being captured."""
+        stream = sys.modules["cupy"].cuda.get_current_stream()
+        return stream.ptr > 1 and stream.is_capturing()
+
     def keep(self, *arrays: Any) -> None:
         """Keep temporary arrays for good if the current stream is being captured: the graph holds their addresses."""
-        if self.place() is None:
+        if self.capturing():
             self._captured.extend(arrays)
 
     def clear(self) -> None:
@@ -110,6 +125,7 @@ class Scratch:
             self._buffers.clear()
             self._views.clear()
             self._workspaces.clear()
+            self._streams.clear()
 
 
 scratch = Scratch()

@@ -26,6 +26,7 @@ from .arrays import (
     first_position,
     is_cupy,
     namespace_of,
+    on_its_device,
     place_name,
 )
 from .errors import ArgumentError, CupyqError, DTypeError, FormatError, NotInstalled, ShapeError
@@ -424,6 +425,7 @@ def _code_bytes(codes: Array, scheme: str) -> Array:
 # --- pack and unpack ------------------------------------------------------------------------------------------------
 
 
+@on_its_device
 def pack(
     codes: Array,
     scales: Array,
@@ -547,6 +549,7 @@ def _expect_integer(array: Array, name: str, shape: tuple[int, ...]) -> None:
         raise ShapeError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
 
 
+@on_its_device
 def unpack(qw: QuantizedWeight) -> tuple[Array, Array, Array | None]:
     """Return the logical (codes, scales, zeros) of a weight. The inverse of :func:`pack`, bit for bit.
 
@@ -577,6 +580,7 @@ def codes_of(qw: QuantizedWeight, first: int = 0, last: int | None = None) -> Ar
     return data if is_cupy(data) else data.view(FLOAT8)
 
 
+@on_its_device
 def column_sums(qw: QuantizedWeight) -> Array:
     """Return the sum of the codes of each output feature: (N,) int32, made once for a weight.
 

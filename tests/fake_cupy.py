@@ -70,6 +70,7 @@ class FakeCuPy(types.ModuleType):
         self.launches: list[Launched] = []
         self.allocations = 0
         self.compiled: list[str] = []
+        self.shared_limits: dict[tuple[Any, ...], int] = {}  # of functions: device, source, entry
         self._current = 0
         self._streams = dict.fromkeys(range(len(cards)), 0)
         self._next_stream = 4096
@@ -86,6 +87,8 @@ class FakeCuPy(types.ModuleType):
                 getDeviceProperties=lambda i: {
                     "name": fake.cards[i].title.encode(),
                     "totalGlobalMem": fake.cards[i].memory_bytes,
+                    "major": fake.cards[i].cc[0],
+                    "minor": fake.cards[i].cc[1],
                 },
                 CUDARuntimeError=RuntimeError,
             ),
@@ -133,6 +136,12 @@ class FakeCuPy(types.ModuleType):
         if not callable(function) or isinstance(function, type):
             return function
         return lambda *args, **kwargs: self.call(function, args, kwargs)
+
+    def matmul(self, *args: Any, **kwargs: Any) -> Any:
+        stream = self._streams[self._current]
+        if stream > 1 and stream in _Stream.capturing:
+            raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+        return self.call(np.matmul, args, kwargs)
 
     def empty(self, shape: Any, dtype: Any = float) -> Any:
         self.allocations += 1
@@ -318,6 +327,10 @@ class _Stream:
         stream.ptr = ptr
         return stream
 
+    def synchronize(self) -> None:
+        if self.ptr > 1 and self.is_capturing():
+            raise Misuse("a stream is synchronized while it is captured")
+
     def is_capturing(self) -> bool:
         if self.ptr <= 1:
             raise Misuse("the legacy default stream is asked whether it is captured")
@@ -384,21 +397,20 @@ class _RawModule:
         arch = "sm_{}{}".format(*self._cupy.cards[self.device].cc)
         if self.ptx is not None:
             return _Kernel(self._cupy, types.SimpleNamespace(ptx=self.ptx), entry, self.device)
-        if int(arch[3:]) > max(self._cupy.cuda.nvrtc.getSupportedArchs()):
-            raise Misuse(f"CuPy makes machine code that {arch} cannot run")
+        if int(arch[3:]) not in self._cupy.cuda.nvrtc.getSupportedArchs():
+            raise Misuse(f"CuPy asks NVRTC for {arch}, which it does not know, or makes what {arch} cannot run")
         self._cupy.compiled.append(entry)
         return _Kernel(self._cupy, _compile(self.code, entry, arch), entry, self.device)
 
 
 @dataclass
 class _Kernel:
-    """A function of one module, which was loaded on one device."""
+    """A function of one module, which was loaded on one device. CuPy loads equal sources once, so they share it."""
 
     cupy: FakeCuPy
     compiled: Any
     entry: str
     device: int
-    max_dynamic_shared_size_bytes: int = DEFAULT_SHARED
     params: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -406,6 +418,14 @@ class _Kernel:
         self.params = [PARAM_BYTES[bits] for bits in re.findall(r"\.param \.[a-z](\d+)", head)]
         if not self.params:
             raise Misuse(f"{self.entry} has no parameters")
+
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        return self.cupy.shared_limits.get((self.device, self.compiled.ptx, self.entry), DEFAULT_SHARED)
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, limit: int) -> None:
+        self.cupy.shared_limits[self.device, self.compiled.ptx, self.entry] = limit
 
     def __call__(self, grid: Any, block: Any, args: tuple[Any, ...], *, shared_mem: int = 0) -> None:
         cupy = self.cupy

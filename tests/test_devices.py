@@ -154,6 +154,20 @@ def test_a_compute_capability_newer_than_the_table_gets_the_nearest_older_limits
         devices.limits_of((6, 1))
 
 
+def test_a_card_older_than_any_kernel_has_a_spec_and_says_why_it_runs_none():
+    spec = spec_of((7, 0), {**H200, "MultiProcessorCount": 80}, 16, "Tesla V100")
+    assert "need 7.5 or newer" in spec.refusal
+    assert spec.fp16_tflops > 0
+
+
+@pytest.mark.parametrize(("missing", "field"), [("MemoryClockRate", "dram_gbps"), ("ClockRate", "clock_ghz")])
+def test_a_clock_that_the_driver_hides_is_guessed_and_said_to_be(missing, field):
+    attributes = {**H200, "MultiProcessorCount": 48, missing: 0}
+    spec = spec_of((12, 1), attributes, 120, "NVIDIA GB10")
+    assert getattr(spec, field) > 0
+    assert spec.unsure == (field,)
+
+
 def spec_of(cc, attributes, memory_gib, title="NVIDIA Test"):
     return devices.from_attributes(cc, attributes, int(memory_gib * GIB), title, 0)
 
@@ -191,8 +205,8 @@ def test_a_driver_that_hides_the_clocks_leaves_the_catalogue_s():
     hidden = {key: value for key, value in A100.items() if "Clock" not in key}
     spec = spec_of((8, 0), hidden, 39.4)
     assert (spec.name, spec.clock_ghz, spec.dram_gbps) == ("a100-40gb", 1.41, 1555.0)
-    with pytest.raises(NoDevice, match="clock"):
-        spec_of((8, 0), hidden | {"MultiProcessorCount": 13}, 39.4)
+    part = spec_of((8, 0), hidden | {"MultiProcessorCount": 13}, 39.4, "NVIDIA A100 MIG 1g")  # not in the catalogue
+    assert (part.clock_ghz > 0, part.dram_gbps > 0, part.unsure) == (True, True, ("clock_ghz", "dram_gbps"))
 
 
 class FakeRuntime:
@@ -208,11 +222,10 @@ class FakeRuntime:
         return self.count - 1
 
     def getDeviceProperties(self, ordinal):
-        return {"name": b"NVIDIA H200", "totalGlobalMem": int(139.8 * GIB)}
+        return {"name": b"NVIDIA H200", "totalGlobalMem": int(139.8 * GIB), "major": 9, "minor": 0}
 
 
 class FakeDevice:
-    compute_capability = "90"
     attributes = H200
 
     def __init__(self, ordinal):

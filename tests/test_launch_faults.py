@@ -5,9 +5,11 @@ All on the fake CuPy: every launch runs in the emulator, which reports races and
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import warnings
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +17,7 @@ import pytest
 
 import cupyq
 from cupyq import compiler, db, devices, dispatch, kernels, launch, reference
-from cupyq.errors import IllegalConfig
+from cupyq.errors import CompileError, IllegalConfig
 from cupyq.kernels import DequantConfig, Problem, W4A16Config, W8A8Config
 from fake_cupy import FakeCuPy, _Stream
 
@@ -200,6 +202,150 @@ def test_shared_memory_up_down_up(make):  # c6
         assert used == [bytes_of[64], bytes_of[4], bytes_of[64]]
 
 
+def test_problems_that_share_a_kernel_have_their_own_shared_memory(make):
+    """Fused W8A8: the longer K, the more shared memory, and the same source, which CuPy loads once."""
+    dry = make(("h100-sxm",), run=False)
+    config = W8A8Config(8, 8, 4, 1, 4, 64, 4, fused=True)
+    layers = {k: weight("w8a8-int8", k=k, n=64) for k in (6144, 2048)}
+    for qw in layers.values():
+        tune(Problem.of(4, qw), config)
+    sizes = {k: config.launch(Problem.of(4, qw)).shared_bytes for k, qw in layers.items()}
+    assert sizes[6144] > sizes[2048] > compiler.gpu.DEFAULT_SHARED
+    there = {k: qw.to_cupy() for k, qw in layers.items()}
+    for k in (6144, 2048, 6144):
+        cupyq.matmul(dry.zeros((4, k), np.float16), there[k])
+    assert [launched.shared for launched in dry.launches] == [sizes[6144], sizes[2048], sizes[6144]]
+
+
+# --- threads, captures, devices ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+def test_two_threads_on_one_stream_keep_their_activations_apart(cupy, rng, monkeypatch, act_order):
+    """A second product that comes between the two kernels of the first must not overwrite its codes."""
+    scheme = "w4a16" if act_order else "w8a8-int8"
+    qw = weight(scheme)
+    if act_order:
+        qw = replace(qw, perm=rng.permutation(256).astype(np.int32))
+    else:
+        tune(Problem.of(3, qw), W8A8Config(8, 8, 1, 2, 1, 64, 2))
+    plan = cupyq.plan(qw.to_cupy(), 3)
+    xs = [rng.standard_normal((3, 256)).astype(np.float16) for _ in range(2)]
+    results = [None, None]
+
+    def work(i):
+        results[i] = plan(cupy.asarray(xs[i]))
+
+    second = threading.Thread(target=work, args=(1,))
+    multiply = launch._Fused.__call__
+
+    def late(self, *arrays):
+        if threading.current_thread() is not second and not second.is_alive() and results[1] is None:
+            second.start()
+            second.join(0.5)  # it would be through by now if nothing held it back
+        multiply(self, *arrays)
+
+    monkeypatch.setattr(launch._Fused, "__call__", late)
+    work(0)
+    second.join()
+    for x, y in zip(xs, results, strict=True):
+        check(x, qw, y)
+
+
+def test_a_captured_product_does_without_cublas(cupy, rng):
+    qw = weight()
+    tune(Problem.of(3, qw), DequantConfig(), "dequant")
+    plan = cupyq.plan(qw.to_cupy(), 3)
+    assert plan.choice.path == "dequant"
+    x = rng.standard_normal((3, 256)).astype(np.float16)
+    there = cupy.asarray(x)
+    check(x, qw, plan(there))
+    stream = cupy.cuda.Stream()
+    with stream:
+        stream.begin_capture()
+        y = plan(there)
+        graph = stream.end_capture()
+        graph.launch()
+        check(x, qw, y)
+        check(x, qw, plan(there))
+
+
+def test_a_captured_product_without_a_kernel_says_so(make):
+    cupy = make(("t4",))
+    qw = weight("w8a8-fp8")
+    plan, x = cupyq.plan(qw.to_cupy(), 3), cupy.zeros((3, 256), np.float16)
+    assert plan.choice.path == "dense"
+    plan(x)
+    stream = cupy.cuda.Stream()
+    with stream:
+        stream.begin_capture()
+        with pytest.raises(IllegalConfig, match="CUDA graph"):
+            plan(x)
+        stream.end_capture()
+
+
+def test_a_graph_keeps_a_result_that_nobody_else_keeps(make):
+    cupy = make(run=False)
+    plan, x = cupyq.plan(weight().to_cupy(), 3), cupy.zeros((3, 256), np.float16)
+    stream = cupy.cuda.Stream()
+    with stream:
+        stream.begin_capture()
+        kept = weakref.ref(plan(x))
+        stream.end_capture()
+    gc.collect()
+    assert kept() is not None
+
+
+def test_what_a_product_keeps_is_finished_before_other_streams_read_it(make, rng, monkeypatch):
+    cupy = make(run=False)
+    waited = []
+    monkeypatch.setattr(cupy.cuda.Stream, "synchronize", lambda stream: waited.append(stream.ptr))
+    rule = cupyq.Activations(scale=0.02, zero=3)
+    qw = weight("w8a8-int8", activations=rule).to_cupy()
+    x = cupy.zeros((3, 256), np.float16)
+    cupyq.matmul(x, qw)
+    made = len(waited)
+    assert made
+    cupyq.matmul(x, qw)
+    assert len(waited) == made
+    stream = cupy.cuda.Stream()
+    with stream:
+        stream.begin_capture()
+        cupyq.matmul(cupy.zeros((5, 256), np.float16), qw)
+        stream.end_capture()
+    assert len(waited) > made
+    assert stream.ptr not in waited[made:]  # which is captured, so nothing on it has run
+
+
+def test_quantizing_happens_where_the_weight_lives(make, rng):
+    cupy = make(("a100-sxm", "h100-sxm"))
+    with cupy.cuda.Device(1):
+        w = cupy.asarray(rng.standard_normal((256, 48)))
+        largest = cupy.asarray(np.ones(256, np.float32))
+    qw = cupyq.quantize(w, "w4a16")
+    codes, scales, zeros = cupyq.unpack(qw)
+    again = cupyq.pack(codes, scales, zeros, scheme="w4a16", group_size=128)
+    factor = cupyq.smoothing_factor(largest, w)
+    rule = cupyq.Activations.covering(w, "w8a8-int8")
+    assert [a.device.id for a in (qw.packed, codes, again.packed, factor)] == [1] * 4
+    assert rule.scale is not None
+    assert cupy.cuda.runtime.getDevice() == 0
+
+
+def test_a_weight_that_is_a_misaligned_view_is_copied(cupy, rng):
+    qw = weight(symmetric=False)
+
+    def moved(array):
+        view = cupy.empty(array.size + 1, array.dtype)[1:].reshape(array.shape)
+        view[...] = cupy.asarray(array)
+        return view
+
+    there = replace(qw, packed=moved(qw.packed), scales=moved(qw.scales), zeros=moved(qw.zeros))
+    x = rng.standard_normal((3, 256)).astype(np.float16)
+    check(x, qw, cupyq.matmul(cupy.asarray(x), there))
+    assert np.array_equal(cupyq.dequantize(there, "float16").get(), cupyq.dequantize(qw, "float16"))
+
+
 # --- architectures ----------------------------------------------------------------------------------------------------
 
 
@@ -211,7 +357,26 @@ def test_a_gpu_newer_than_nvrtc_gets_ptx_of_the_newest_known(make, rng):  # d5
     y = cupyq.matmul(cupy.asarray(x), qw.to_cupy())
     check(x, qw, y)
     assert cupy.compiled == []
-    assert cupy.cuda.nvrtc.options == {1: ("-arch=compute_80", "-std=c++17", "-ftz=true")}
+    assert cupy.cuda.nvrtc.options == {1: ("-arch=compute_80", *compiler.nvrtc.OPTIONS)}
+
+
+def test_a_gpu_between_those_that_nvrtc_knows_gets_ptx_of_the_one_before(make, rng):
+    cupy = make(("h100-sxm",))
+    cupy.cuda.nvrtc.getSupportedArchs = lambda: [75, 80, 100]
+    x, qw = rng.standard_normal((3, 256)).astype(np.float16), weight()
+    check(x, qw, cupyq.matmul(cupy.asarray(x), qw.to_cupy()))
+    assert cupy.cuda.nvrtc.options[1][0] == "-arch=compute_80"
+
+
+def test_a_driver_that_refuses_machine_code_is_a_compile_error(make, monkeypatch):
+    cupy = make(run=False)
+
+    def refused(*args, **options):
+        raise RuntimeError("CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
+
+    monkeypatch.setattr(cupy, "RawModule", refused)
+    with pytest.raises(CompileError, match=r"UNSUPPORTED_PTX_VERSION.*doctor"):
+        cupyq.matmul(cupy.zeros((3, 256), np.float16), weight().to_cupy())
 
 
 # --- a row's bits are its own -----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -10,6 +11,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -112,3 +119,69 @@ def test_wheel_works_from_a_clean_folder(wheel, tmp_path):
     files = run(sys.executable, "-c", code, cwd=tmp_path).splitlines()
     assert len(files) == 4
     assert all(Path(file).is_relative_to(target) for file in files), files
+
+
+# --- extras -----------------------------------------------------------------------------------------------------------
+
+# Libraries of one CUDA major: CuPy and cuda-bindings load the newest of each that they find.
+LIBRARIES = {"nvidia-cublas", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime"}
+
+
+def extra(*names):
+    """Return name -> what versions are accepted, of all that some extras install."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    found = [Requirement(line) for name in names for line in extras[name]]
+    return {each.name: each.specifier for each in found}
+
+
+def admits(found, name, version):
+    return name in found and version in found[name]
+
+
+@pytest.mark.parametrize(("major", "suffix"), [("12", "-cu12"), ("13", "")])
+def test_cupy_comes_with_the_libraries_that_its_wheel_lacks(major, suffix):
+    """cuBLAS, NVRTC, and the runtime's headers, without which it compiles nothing; a CuPy and NumPy with bfloat16."""
+    found = extra(f"cuda{major}")
+    assert {name + suffix for name in LIBRARIES} <= set(found)
+    assert admits(found, f"cupy-cuda{major}x", "14.2.0")
+    assert not admits(found, f"cupy-cuda{major}x", "13.6.0")
+    assert admits(found, "numpy", "2.1.2")
+    assert not admits(found, "numpy", "2.1.1")
+
+
+def test_no_extra_for_a_cuda_12_driver_brings_a_library_of_cuda_13():
+    found = extra("cuda12", "offline12")
+    assert not LIBRARIES & set(found)
+    assert admits(found, "nvidia-cuda-nvrtc-cu12", "12.9.86")
+    assert admits(found, "cuda-bindings", "12.9.10")
+    assert not admits(found, "cuda-bindings", "13.0.0")
+
+
+def test_no_extra_for_a_cuda_13_driver_brings_a_library_of_another_major():
+    found = extra("cuda13", "offline")
+    for name in (*LIBRARIES, "cuda-bindings"):
+        assert [admits(found, name, version) for version in ("12.9.0", "13.0.0", "13.9.1", "14.0.0")] == [
+            False, True, True, False
+        ]  # fmt: skip
+    assert not [name for name in found if name.endswith("-cu12")]
+
+
+@pytest.mark.skipif(sys.platform == "win32" or shutil.which("make") is None, reason="no make")
+@pytest.mark.parametrize(
+    ("said", "chosen"),
+    [
+        (None, "offline"),
+        ("Driver Version: 450.51.06   CUDA Version: 11.0", "offline"),
+        ("Driver Version: 550.54.14   CUDA Version: 12.4", "cuda12,offline12"),
+        ("Driver Version: 580.65.06   CUDA Version: 13.0", "cuda13,offline"),
+        ("KMD Version: 999.1   CUDA UMD Version: 14.1", "cuda13,offline"),
+    ],
+)
+def test_make_installs_what_the_driver_runs(said, chosen, tmp_path):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nexit 9\n" if said is None else f"#!/bin/sh\necho '| NVIDIA-SMI {said} |'\n")
+    smi.chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    out = run("make", "--no-print-directory", "-n", f"VENV={tmp_path / 'venv'}", "tune", cwd=ROOT, env=env)
+    assert f"-e '.[{chosen}]'" in out
+    assert extra(*chosen.split(","))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import numpy as np
 import pytest
@@ -134,15 +133,6 @@ def test_no_output_features():
     qw = pack(np.zeros((5, 0), np.uint8), np.zeros((1, 0), np.float16), scheme="w4a16")
     assert (qw.shape, qw.nbytes) == ((5, 0), 0)
     assert unpack(qw)[0].shape == (5, 0)
-
-
-@pytest.mark.slow
-def test_packing_a_large_layer_is_fast():
-    codes, scales, _ = parts(0, "w4a16", 4096, 14336)
-    pack(codes[:64], scales[:1], scheme="w4a16")
-    start = time.perf_counter()
-    pack(codes, scales, scheme="w4a16")
-    assert time.perf_counter() - start < 1.5
 
 
 # --- wrong arguments --------------------------------------------------------------------------------------------------

@@ -2,16 +2,18 @@
 
 One sample is at least ten launches, each on the next of several copies of the weights that together exceed twice L2;
 where copies are small, L2 is emptied by reading something else before the sample. Launches are replayed from a CUDA
-graph, as a model runs them. CuPy refuses to capture cuBLAS, so paths with a cuBLAS product are queued behind a kernel
-that spins while the CPU enqueues them, which hides the CPU's part just as well; their rows say "eager".
+graph, as a model runs them. CuPy refuses to capture cuBLAS, so paths with a cuBLAS product are launched one by one, and
+their rows say "eager". Either way a kernel spins on the GPU until all of it is queued: the CPU's part is not timed.
+
+Each candidate has its kernels to itself: a module of its own, which is unloaded when the candidate is done with.
 """
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,9 @@ LAUNCHES = 20
 SPIN_MS = 3.0
 """How long the GPU spins while the CPU queues eager launches."""
 
+GRAPH_SPIN_MS = 0.3
+"""The same for a graph, which the CPU launches in some ten microseconds, or a hundred when it is disturbed."""
+
 DEFAULT_SHARED = 48 * 1024
 
 _HELPERS = r"""
@@ -54,6 +59,14 @@ extern "C" __global__ void cupyq_spin(long long clocks) {
 """
 
 Step = Callable[[], None]
+
+
+@dataclass
+class _Build:
+    """What the launches of one candidate share: its kernels, by their configs, and facts of the one that multiplies."""
+
+    kernels: dict[kernels.Config, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 class MeasuredObjective(Timed):
@@ -97,7 +110,7 @@ class MeasuredObjective(Timed):
         self._verifier = Verifier(device, seed)
         self.monitor = Monitor(_bus_id(cupy, self._ordinal))
         self._data: tuple[Any, _Data] | None = None
-        self._kernels: dict[tuple[str, str], Any] = {}
+        self._said_refused = False
 
     def prepare(self, candidate: Candidate, problem: Problem) -> CudaRunner:
         """Build the launches of one sample.
@@ -109,12 +122,12 @@ class MeasuredObjective(Timed):
         """
         with self._cupy.cuda.Device(self._ordinal), self._stream:
             data = self._data_of(problem)
-            facts: dict[str, Any] = {}
-            steps = [self._step(candidate, data, i, facts) for i in range(self.launches)]
+            build = _Build()
+            steps = [self._step(candidate, data, i, build) for i in range(self.launches)]
             for step in steps[:2]:
                 step()  # loads modules and lets cuBLAS choose, outside of what is timed
             self._stream.synchronize()
-            return CudaRunner(self, steps, data.warm(candidate.path), candidate.path == "fused", facts)
+            return CudaRunner(self, steps, data.warm(candidate.path), candidate.path == "fused", build.facts)
 
     def verify(self, candidate: Candidate, problem: Problem) -> Verification:
         """Verify a candidate on this GPU."""
@@ -124,7 +137,6 @@ class MeasuredObjective(Timed):
     def close(self) -> None:
         """Free the weights of the last problem."""
         self._data = None
-        self._kernels.clear()
 
     def _data_of(self, problem: Problem) -> _Data:
         if self._data is None or self._data[0] != problem:
@@ -132,7 +144,7 @@ class MeasuredObjective(Timed):
             self._data = (problem, _Data(self._cupy, problem, self.device, self._noise, self.launches))
         return self._data[1]
 
-    def _step(self, candidate: Candidate, data: _Data, index: int, facts: dict[str, Any]) -> Step:
+    def _step(self, candidate: Candidate, data: _Data, index: int, build: _Build) -> Step:
         cupy, problem = self._cupy, data.problem
         if candidate.path == "fp16":
             w = data.dense[index % len(data.dense)]
@@ -141,7 +153,7 @@ class MeasuredObjective(Timed):
         cfg = candidate.config
         assert cfg is not None  # only fp16 goes without
         if isinstance(cfg, DequantConfig):
-            unpack = self._launch(cfg, problem, kernels.call(cfg, problem, None, qw, out=data.scratch), facts)
+            unpack = self._launch(cfg, problem, kernels.call(cfg, problem, None, qw, out=data.scratch), build)
 
             def both() -> None:
                 unpack()
@@ -149,11 +161,11 @@ class MeasuredObjective(Timed):
 
             return both
         if not problem.weight_only and not getattr(cfg, "fused", False):
-            return self._step_w8a8(cfg, data, qw, facts)
+            return self._step_w8a8(cfg, data, qw, build)
         call = kernels.call(cfg, problem, data.x, qw, out=data.y, workspace=data.workspace(cfg))
-        return self._launch(cfg, problem, call, facts)
+        return self._launch(cfg, problem, call, build)
 
-    def _step_w8a8(self, cfg: kernels.Config, data: _Data, qw: QuantizedWeight, facts: dict[str, Any]) -> Step:
+    def _step_w8a8(self, cfg: kernels.Config, data: _Data, qw: QuantizedWeight, build: _Build) -> Step:
         # Quantizing the activations is part of what a W8A8 product costs, where its kernel does not do it itself.
         problem = data.problem
         first = quantize_activations.default(problem)
@@ -161,8 +173,8 @@ class MeasuredObjective(Timed):
         call = kernels.call(
             cfg, problem, codes.out, qw, x_scale=codes.x_scale, out=data.y, workspace=data.workspace(cfg)
         )
-        quantize = self._launch(first, problem, codes, {})
-        multiply = self._launch(cfg, problem, call, facts)
+        quantize = self._launch(first, problem, codes, build)
+        multiply = self._launch(cfg, problem, call, build)  # the last to be built: its facts are kept
 
         def both() -> None:
             quantize()
@@ -170,47 +182,86 @@ class MeasuredObjective(Timed):
 
         return both
 
-    def _launch(self, cfg: kernels.Config, problem: Problem, call: kernels.Call, facts: dict[str, Any]) -> Step:
-        kernel = self._kernel(cfg, problem, call, facts)
-        args, shared = call.args, call.shared_bytes
+    def _launch(self, cfg: kernels.Config, problem: Problem, call: kernels.Call, build: _Build) -> Step:
+        if cfg not in build.kernels:
+            build.kernels[cfg], build.facts = self._load(cfg, problem, call.shared_bytes)
+        kernel, args, shared = build.kernels[cfg], call.args, call.shared_bytes
         return lambda: kernel(call.grid, call.block, args, shared_mem=shared)
 
-    def _kernel(self, cfg: kernels.Config, problem: Problem, call: kernels.Call, facts: dict[str, Any]) -> Any:
-        """Return the loaded kernel: from the cubin compiled ahead, or by CuPy where NVRTC's own wheel is missing."""
+    def _load(self, cfg: kernels.Config, problem: Problem, shared_bytes: int) -> tuple[Any, dict[str, Any]]:
+        """Return the loaded kernel and its facts: from the cubin compiled ahead or, where there is none, by CuPy."""
         try:
             compiled = compiler.compile_kernel(cfg, problem, self.device.arch)
-        except (NotInstalled, CompileError):
-            kernel = compiler.load(cfg, problem)
-            facts.update(registers=int(kernel.num_regs), spill_bytes=int(kernel.local_size_bytes))
-        else:
-            facts.update(
-                registers=compiled.registers, spill_bytes=compiled.spill_bytes, shared_bytes=compiled.shared_bytes
-            )
-            if not compiled.spill_bytes:
-                kernel = self._from_cubin(compiled)
-        if facts["spill_bytes"]:
-            raise Pruned(f"spills {facts['spill_bytes']} bytes a thread to local memory")
-        if call.shared_bytes > DEFAULT_SHARED:
-            kernel.max_dynamic_shared_size_bytes = call.shared_bytes
+        except (NotInstalled, CompileError):  # NVRTC's own wheel is missing, or older than the GPU
+            return self._from_source(cfg, problem, shared_bytes)
+        _refuse_spills(compiled.spill_bytes)
+        try:
+            kernel = self._from_cubin(compiled, shared_bytes)
+        except self._cupy.cuda.driver.CUDADriverError as refusal:
+            return self._instead_of_cubin(cfg, problem, shared_bytes, compiled, refusal)
+        return kernel, {
+            "registers": compiled.registers,
+            "spill_bytes": compiled.spill_bytes,
+            "shared_bytes": compiled.shared_bytes,
+        }
+
+    def _from_cubin(self, compiled: compiler.CompiledKernel, shared_bytes: int) -> Any:
+        # CuPy's RawModule keeps every module for good. Through one of our own the memory comes back, and no other
+        # candidate of the same source, with less shared memory, lowers this one's limit.
+        cuda = self._cupy.cuda
+        module = cuda.Module()
+        module.load(compiled.cubin)
+        kernel = module.get_function(compiled.entry)
+        if shared_bytes > DEFAULT_SHARED:
+            limit = cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            cuda.driver.funcSetAttribute(kernel.ptr, limit, shared_bytes)
         return kernel
 
-    def _from_cubin(self, compiled: compiler.CompiledKernel) -> Any:
-        key = (compiled.source, compiled.entry)
-        if key not in self._kernels:
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "kernel.cubin"
-                path.write_bytes(compiled.cubin)
-                self._kernels[key] = self._cupy.RawModule(path=str(path)).get_function(compiled.entry)
-        return self._kernels[key]
+    def _from_source(self, cfg: kernels.Config, problem: Problem, shared_bytes: int) -> tuple[Any, dict[str, Any]]:
+        kernel = compiler.load(cfg, problem)
+        facts = {"registers": int(kernel.num_regs), "spill_bytes": int(kernel.local_size_bytes)}
+        _refuse_spills(facts["spill_bytes"])
+        # Here candidates of one source share the function, so its limit is never lowered.
+        if shared_bytes > kernel.max_dynamic_shared_size_bytes:
+            kernel.max_dynamic_shared_size_bytes = shared_bytes
+        return kernel, facts
+
+    def _instead_of_cubin(
+        self,
+        cfg: kernels.Config,
+        problem: Problem,
+        shared_bytes: int,
+        compiled: compiler.CompiledKernel,
+        refusal: Exception,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Let CuPy compile what the driver did not take; NVRTC may be newer than the driver."""
+        refused = f"the driver refused the cubin of NVRTC {compiled.nvrtc_version} ({refusal})"
+        try:
+            found = self._from_source(cfg, problem, shared_bytes)
+        except CompileError as error:
+            raise CompileError(f"{refused}, and CuPy could not compile it: {error}") from refusal
+        except RuntimeError as error:
+            raise RuntimeError(f"{refused}, and what CuPy compiled failed too: {error}") from refusal
+        if not self._said_refused:
+            self._said_refused = True
+            warnings.warn(
+                f"{refused}; kernels are compiled by CuPy instead, which takes longer", RuntimeWarning, stacklevel=2
+            )
+        return found
 
     def flush(self) -> None:
         """Empty L2 by reading twice its size; reading leaves no dirty lines for the next kernel to pay for."""
         count = np.uint64(self._flushed.nbytes // 16)
         self._read((4 * self.device.sms, 1, 1), (256, 1, 1), (self._flushed, count, self._sink))
 
-    def spin(self) -> None:
+    def spin(self, milliseconds: float) -> None:
         """Keep the GPU busy while launches are queued."""
-        self._spin((1, 1, 1), (1, 1, 1), (np.int64(SPIN_MS * 1e6 * self.device.clock_ghz),))
+        self._spin((1, 1, 1), (1, 1, 1), (np.int64(milliseconds * 1e6 * self.device.clock_ghz),))
+
+
+def _refuse_spills(spill_bytes: int) -> None:
+    if spill_bytes:
+        raise Pruned(f"spills {spill_bytes} bytes a thread to local memory")
 
 
 class CudaRunner:
@@ -262,8 +313,8 @@ class CudaRunner:
         with self._cupy.cuda.Device(objective._ordinal), stream:
             if self._warm:
                 objective.flush()
-            if self._graph is None:
-                objective.spin()
+            # On an idle stream the start would be noted at once, and the wait for the CPU's launch be timed.
+            objective.spin(SPIN_MS if self._graph is None else GRAPH_SPIN_MS)
             self._start.record(stream)
             if self._graph is None:
                 for step in self._steps:
@@ -279,9 +330,13 @@ class CudaRunner:
         return None if state.throttled else elapsed_ms * 1e3 / len(self._steps)
 
     def close(self) -> None:
-        """Let go of the graph and of the arrays that its launches hold."""
-        self._graph = None
-        self._steps = []
+        """Let go of the graph, and of the kernels and arrays that its launches hold."""
+        objective = self._objective
+        with self._cupy.cuda.Device(objective._ordinal):  # modules are unloaded here
+            with contextlib.suppress(RuntimeError):  # a kernel that faults: its sample said so
+                objective._stream.synchronize()
+            self._graph = None
+            self._steps = []
 
 
 class _Data:

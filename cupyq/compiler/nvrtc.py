@@ -12,10 +12,11 @@ from typing import Any
 
 from cupyq.errors import CompileError, NotInstalled
 
-OPTIONS = ("-std=c++17", "-ftz=true")
-"""Options of every compilation. CuPy adds -ftz=true by itself, so that both ways give the same PTX."""
+OPTIONS = ("-std=c++17", "-ftz=true", "--device-as-default-execution-space")
+"""Options of every compilation. CuPy adds the last two by itself, so that both ways give the same PTX; without the last
+NVRTC 12 takes a generic lambda for a host function."""
 
-_INSTALL = "pip install 'cupyq[offline]'"
+_INSTALL = "pip install 'cupyq[offline]' (beside CuPy for CUDA 12: 'cupyq[offline12]')"
 
 
 @dataclass(frozen=True)

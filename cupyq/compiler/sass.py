@@ -31,7 +31,7 @@ def nvdisasm() -> Path:
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         for found in sorted(Path(folder).glob("*/bin/nvdisasm*")):
             return found
-    raise NotInstalled("reading SASS needs nvdisasm: pip install 'cupyq[offline]'")
+    raise NotInstalled("reading SASS needs nvdisasm: pip install nvidia-cuda-nvdisasm")
 
 
 @dataclass(frozen=True)

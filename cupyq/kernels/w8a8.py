@@ -58,6 +58,9 @@ _COST_OF_CLOCK = 16.0  # in the units of `_cost`
 _SEPARATE_CLOCKS = 4000
 """Clocks that a launch of its own to quantize activations costs: one in a CUDA graph, and its wait for memory."""
 
+WIDENED = (9, 10, 11)
+"""Major compute capabilities whose mma.sync has no 8-bit floats: ptxas widens fragments to 16 bits."""
+
 _TYPES = {"w8a8-int8": "Int8", "w8a8-fp8": "E4m3", "w8a8-fp8-block": "E4m3"}
 _LEAST_CC = {"w8a8-int8": (7, 5), "w8a8-fp8": (8, 9), "w8a8-fp8-block": (8, 9)}
 
@@ -171,10 +174,8 @@ class W8A8Config(Config):
         """Estimate of the registers of a thread, on the safe side, for legality before anything is compiled."""
         tokens = self.warp_tokens // 8
         fragments = (2 if tokens > 1 else 4) * tokens + 4 * self.strips
-        if prob.op != "w8a8-int8" and device.cc[0] in (9, 10):
-            fragments *= (
-                3 * self.warp_k // 64
-            )  # there mma.sync has no 8-bit floats: ptxas widens both fragments to 16 bits
+        if prob.op != "w8a8-int8" and device.cc[0] in WIDENED:
+            fragments *= 3 * self.warp_k // 64
         staging = 0 if device.cc >= (8, 0) else 4 * ceil_div(self.stage_bytes() // 16, self.threads) + 4
         sums = self.strips * tokens * 4 * (2 if self._promotes(prob) else 1)
         scales = 2 * tokens if prob.op == "w8a8-fp8-block" else 0
@@ -182,7 +183,7 @@ class W8A8Config(Config):
 
     def tensor_k(self, prob: Problem, device: Target) -> int:
         """Return how many k of fp8 products the tensor core sums by itself, in what bits it keeps, at most."""
-        if device.cc[0] in (9, 10):
+        if device.cc[0] in WIDENED:
             return 32  # ptxas widens an mma to 16 bits and adds its result in fp32
         if prob.op == "w8a8-fp8-block":
             return self.warp_k
@@ -342,7 +343,7 @@ def default(prob: Problem, device: Target, sms: int, fused: bool | None = None) 
     shapes = (*_BLOCK_SHAPES, *_SHAPES) if prob.op == "w8a8-fp8-block" else _SHAPES
     if device.cc < (8, 0):
         shapes = tuple((*shape[:6], 2) for shape in shapes)
-    promote_k = 256 if prob.op == "w8a8-fp8" and device.cc[0] not in (9, 10) else 0
+    promote_k = 256 if prob.op == "w8a8-fp8" and device.cc[0] not in WIDENED else 0
     if promote_k:  # two stages of 128 k, and then a period has them both: their places in shared memory are constants
         shapes = tuple((*shape[:6], 2) if shape[5] == 128 else shape for shape in shapes)
     best, best_cost = None, float("inf")

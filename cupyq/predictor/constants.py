@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from cupyq.devices import DeviceSpec
 
+ASYNCHRONOUS_MMA = (9, 10, 11)
+"""Major compute capabilities whose full tensor rate only wgmma or tcgen05 reaches, not mma.sync."""
+
 
 @dataclass(frozen=True)
 class Constants:
@@ -95,7 +98,7 @@ class Constants:
 
     def mma_sync_share(self, device: DeviceSpec) -> float:
         """Share of the data-sheet tensor rate that a kernel of ours, on mma.sync, reaches on ``device``."""
-        narrow = self.mma_sync if device.cc[0] in (9, 10) else 1.0
+        narrow = self.mma_sync if device.cc[0] in ASYNCHRONOUS_MMA else 1.0
         return self.tensor_share(device) * narrow * self.fused_tensor
 
     def l2_rate(self, device: DeviceSpec) -> float:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from cupyq.kernels import Problem, W4A16Config, W8A8Config
+from cupyq.kernels.w8a8 import WIDENED
 
 from .profile import Profile
 
@@ -88,7 +89,7 @@ def w8a8_profile(cfg: W8A8Config, prob: Problem, device: Any, compiled: Any = No
     words = cfg.strips * steps
     sums = 4 * cfg.strips * tokens
     blocks = prob.op == "w8a8-fp8-block"
-    widened = prob.op != "w8a8-int8" and device.cc[0] in (9, 10)
+    widened = prob.op != "w8a8-int8" and device.cc[0] in WIDENED
     x_copies = 0 if cfg.fused else -(-cfg.block_m * cfg.block_k // 16 // cfg.threads)
     promotions = 1.0 if blocks else cfg.warp_k / cfg.promote_k if cfg.promote_k else 0.0  # in a stage
     stage: dict[str, float] = {
