@@ -354,6 +354,11 @@ class Launcher:
         if bias is not None:
             cupy.add(y, bias, out=y)
 
+    def prepare_capture(self) -> None:
+        """Compile and load what a CUDA graph needs beside what eager calls do: loading cannot be captured."""
+        if self.choice.path == "dequant":
+            self._while_captured()
+
     def _while_captured(self) -> _Fused:
         """Return the kernel that stands in for cuBLAS, which CuPy cannot capture."""
         if self._captured is None:

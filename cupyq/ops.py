@@ -327,6 +327,7 @@ def plan(
             strided = bias
             bias = launch.for_every_stream(lambda: cupy.ascontiguousarray(strided))
         run = launch.launcher(qw, int(m), found, qw.device, bias is not None, batch_invariant)
+        run.prepare_capture()
         return Plan(qw, int(m), found, bias, run, batch_invariant)
 
 

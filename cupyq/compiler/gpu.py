@@ -16,7 +16,7 @@ DEFAULT_SHARED = 48 * 1024
 """Dynamic shared memory a block may have without asking."""
 
 _UNFIT = ("UNSUPPORTED_PTX_VERSION", "NO_BINARY_FOR_GPU", "INVALID_PTX", "INVALID_IMAGE", "INVALID_SOURCE")
-"""Driver errors that say that a module is not for this driver or GPU. CuPy's own RuntimeError: no CUDA headers found."""
+"""What the driver says of a module that is not for it or its GPU. CuPy's own RuntimeError says: no CUDA headers."""
 
 _lock = threading.Lock()
 
