@@ -185,7 +185,8 @@ def test_the_small_launch_has_whole_and_ragged_tiles_and_a_full_pipeline():
         assert cfg.block_n < small.n < 3 * cfg.block_n
         assert (small.n % 4 == 0) == (long.n % 4 == 0)
         assert small.k % cfg.block_k == long.k % cfg.block_k
-        assert small_cfg.k_tiles(small) == cfg.split_k * (cfg.stages + 2)
+        ctas = small_cfg.launch(small).grid[0]
+        assert small_cfg.tiles(small) * small_cfg.k_tiles(small) == ctas * (cfg.stages + 2)
         assert kernels.source_hash(small_cfg, small) == kernels.source_hash(cfg, long)
     short = dataclasses.replace(PROBLEM, k=128)
     assert small_launch(CONFIG, short)[1].k == 128
