@@ -153,15 +153,18 @@ def half(cfg: Config, problem: Problem) -> tuple[Config, Problem]:
     return cfg, reduced
 
 
-def faults(one: Instantiation, small: Small = half) -> Iterator[str]:
-    """Yield what is wrong with a kernel, compiled for its archs, and run once for those with the same instructions."""
+def faults(one: Instantiation, small: Small = half, spills: bool = True) -> Iterator[str]:
+    """Yield what is wrong with a kernel, compiled for its archs, and run once for those with the same instructions.
+
+    `spills` says whether a spill is wrong.
+    """
     schedules: dict[str, tuple[str, set[int]]] = {}
     for arch in sorted(one.configs, key=lambda arch: -len(SEEDS[arch])):
         cfg, problem = small(one.configs[arch], one.problem)
         if cfg.instance(problem) != one.configs[arch].instance(one.problem):
             yield f"{cfg} for {problem}: the small launch is of another kernel"
         compiled = compiler.compile_kernel(cfg, problem, arch)
-        if compiled.spill_bytes:
+        if spills and compiled.spill_bytes:
             yield f"{cfg} for {problem} on {arch}: {compiled.spill_bytes} bytes of spills"
         schedules.setdefault(body(compiled.ptx), (arch, set()))[1].update(SEEDS[arch])
     for arch, seeds in schedules.values():
