@@ -22,8 +22,8 @@ from instantiations import GPUS, PLAIN, Instantiation
 ALL = os.environ.get("CUPYQ_TEST_CATALOGUE") == "all"
 PARTS, SHIPPED_PARTS = 64, 16
 
-# Where mma.sync has no 8-bit floats (9.x to 11.x) the estimate of registers is too low for some of the largest tiles. The
-# tuner prunes what spills once it is compiled, and presets hold none of it.
+# Where mma.sync has no 8-bit floats (9.x to 11.x) the estimate of registers is too low for some of the largest tiles.
+# The tuner prunes what spills once it is compiled, and presets hold none of it.
 MAY_SPILL = ("w8a8-fp8", "w8a8-fp8-block")
 
 pytestmark = pytest.mark.slow
