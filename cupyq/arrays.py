@@ -5,9 +5,10 @@ CuPy is never imported here: an array of it can only arrive after somebody else 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
@@ -53,6 +54,17 @@ def device_of(array: Array) -> int | None:
     return int(array.device.id) if is_cupy(array) else None
 
 
+@contextlib.contextmanager
+def on_device(ordinal: int) -> Iterator[ModuleType]:
+    """Make a CUDA device current for the block, and with it that device's own current stream; yields `cupy`."""
+    cupy: Any = sys.modules["cupy"]
+    if cupy.cuda.runtime.getDevice() == ordinal:
+        yield cupy
+    else:
+        with cupy.cuda.Device(ordinal):
+            yield cupy
+
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -66,9 +78,7 @@ def on_its_device(function: _Function) -> _Function:
             for value in (*args, *kwargs.values()):
                 array = getattr(value, "packed", value)
                 if isinstance(array, cupy.ndarray):
-                    if array.device.id == cupy.cuda.runtime.getDevice():
-                        break
-                    with cupy.cuda.Device(array.device.id):
+                    with on_device(array.device.id):
                         return function(*args, **kwargs)
         return function(*args, **kwargs)
 

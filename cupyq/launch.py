@@ -6,12 +6,11 @@ its arguments. A launch then puts x and y in their places and goes to the curren
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,18 +27,6 @@ from .weights import BLOCK, QuantizedWeight
 
 _DTYPES = {"float16": FLOAT16, "bfloat16": BFLOAT16}
 _CACHED_LAUNCHERS = 512  # of one weight: M x dtype x device
-
-
-@contextlib.contextmanager
-def on_device(ordinal: int) -> Iterator[Any]:
-    """Make a CUDA device current for the block, and with it that device's own current stream; yields `cupy`."""
-    import cupy
-
-    if cupy.cuda.runtime.getDevice() == ordinal:
-        yield cupy
-    else:
-        with cupy.cuda.Device(ordinal):
-            yield cupy
 
 
 Made = TypeVar("Made")

@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from . import bands, reference
-from .arrays import ACTIVATION_DTYPES, BFLOAT16, FLOAT8, FLOAT16, FLOAT32, Array, common_namespace, namespace_of
+from .arrays import (
+    ACTIVATION_DTYPES,
+    BFLOAT16,
+    FLOAT8,
+    FLOAT16,
+    FLOAT32,
+    Array,
+    common_namespace,
+    namespace_of,
+    on_device,
+)
 from .errors import ArgumentError, DTypeError, ShapeError
 from .scratch import scratch
 from .weights import BLOCK, QuantizedWeight, expect_weight
@@ -153,7 +163,7 @@ def matmul(
         return out
     from . import launch
 
-    with launch.on_device(ordinal):
+    with on_device(ordinal):
         m = math.prod(x.shape[:-1])
         run = launch.launcher(qw, m, result, ordinal, bias is not None, batch_invariant)
         return _into(run, x, bias, out, x_scale, x_zero, shape, result)
@@ -270,7 +280,6 @@ class Plan:
         return self._with_checks(x, out)
 
     def _with_checks(self, x: Array, out: Array | None) -> Array:
-        from . import launch
 
         _check_x(x, self._qw, None)
         if np.dtype(x.dtype) != self.dtype:
@@ -281,7 +290,7 @@ class Plan:
         shape = (*x.shape[:-1], self._qw.n)
         _check_result("out", out, shape, self.dtype)
         assert ordinal is not None
-        with launch.on_device(ordinal):
+        with on_device(ordinal):
             return _into(self._run, x, self._bias, out, None, None, shape, self.dtype)
 
 
@@ -322,7 +331,7 @@ def plan(
         return Plan(qw, operator.index(m), found, bias, None, batch_invariant)
     from . import launch
 
-    with launch.on_device(qw.device) as cupy:
+    with on_device(qw.device) as cupy:
         if bias is not None and not bias.flags.c_contiguous:
             strided = bias
             bias = launch.for_every_stream(lambda: cupy.ascontiguousarray(strided))
@@ -381,7 +390,7 @@ def dequantize(qw: QuantizedWeight, dtype: str | np.dtype = "float32") -> Array:
         return reference.dequantize(qw, dtype)
     from . import launch
 
-    with launch.on_device(qw.device):
+    with on_device(qw.device):
         made = launch.dequantize(qw, dtype)
         return reference.dequantize(qw, dtype) if made is None else made
 
@@ -431,6 +440,6 @@ def quantize_activations(
         return reference.quantize_activations(x, scheme, scale, **options)
     from . import launch
 
-    with launch.on_device(ordinal):
+    with on_device(ordinal):
         made = launch.quantize_activations(x, scheme, scale, **options)
         return reference.quantize_activations(x, scheme, scale, **options) if made is None else made

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from cupyq import compiler, kernels, layout
+from cupyq.compiler.gpu import DEFAULT_SHARED
 from cupyq.devices import DeviceSpec
 from cupyq.errors import CompileError, NotInstalled
 from cupyq.kernels import DequantConfig, Problem, quantize_activations
@@ -39,8 +40,6 @@ SPIN_MS = 3.0
 
 GRAPH_SPIN_MS = 0.3
 """The same for a graph, which the CPU launches in some ten microseconds, or a hundred when it is disturbed."""
-
-DEFAULT_SHARED = 48 * 1024
 
 _HELPERS = r"""
 extern "C" __global__ void cupyq_read(const uint4* data, unsigned long long count, unsigned* sink) {
